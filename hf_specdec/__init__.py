@@ -1,0 +1,37 @@
+"""Faster `generate` for Hugging Face transformers: a draft model proposes, the target verifies, the text is the same."""
+
+from hf_specdec.config import SpeculativeConfig
+from hf_specdec.controller import DraftLengthController, FixedDraftLength
+from hf_specdec.errors import (
+    DraftFailedError,
+    DraftLoadError,
+    IncompatibleDraftError,
+    InvalidConfigError,
+    SpecDecError,
+    SpeculationWarning,
+    UnsupportedGenerationError,
+)
+from hf_specdec.generation import SpeculativeGenerationMixin, disable, enable
+from hf_specdec.metrics import RoundRecord, SpeculationStats
+from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DraftFailedError",
+    "DraftLengthController",
+    "DraftLoadError",
+    "FixedDraftLength",
+    "IncompatibleDraftError",
+    "InvalidConfigError",
+    "RoundRecord",
+    "SpecDecError",
+    "SpeculationStats",
+    "SpeculationWarning",
+    "SpeculativeConfig",
+    "SpeculativeDecoderOnlyOutput",
+    "SpeculativeGenerationMixin",
+    "UnsupportedGenerationError",
+    "disable",
+    "enable",
+]

@@ -1,0 +1,1 @@
+"""One file per way to propose tokens, all behind `engine.state.Drafter`."""

@@ -1,0 +1,164 @@
+"""Decide which draft tokens are kept and what the token after them is drawn from.
+
+Pure tensor functions: no models, no drawing of random numbers, no transfer to the host. Whoever calls them brings
+uniform numbers and draws the next token from the returned distribution, so losslessness can be tested by enumeration.
+
+A position whose draft probabilities are all NaN or all 0 counts as not drafted: its token is never accepted, and the
+token that replaces it follows the target. A failing draft thus costs time, not correctness.
+"""
+
+import torch
+
+
+def greedy_acceptance(
+    draft_token_ids: torch.Tensor, target_token_ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keep draft tokens for as long as they are what the target would have chosen.
+
+    Args:
+        draft_token_ids: `[B, K]`, int64.
+        target_token_ids: `[B, K+1]`, int64, the target's choice at each position, given the draft tokens before it.
+
+    Returns:
+        `num_accepted` `[B]`, 0..K, the length of the longest matching prefix, and `next_token_ids` `[B]`, the target's
+        choice right after it.
+    """
+    num_draft_tokens = draft_token_ids.shape[1]
+    matches = draft_token_ids == target_token_ids[:, :num_draft_tokens]  # [B, K]
+    num_accepted = matches.long().cumprod(dim=1).sum(dim=1)
+    return num_accepted, target_token_ids.gather(1, num_accepted.unsqueeze(1)).squeeze(1)
+
+
+def token_verification(
+    draft_token_ids: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, uniforms: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Accept draft tokens one by one, each with probability min(1, target / draft), until the first rejection.
+
+    Source: Leviathan et al. 2023, arXiv:2211.17192, algorithm 1.
+
+    Args:
+        draft_token_ids: `[B, K]`, int64, drawn from `draft_probs`.
+        draft_probs: `[B, K, V]`, float32, after processors.
+        target_probs: `[B, K+1, V]`, float32, after processors.
+        uniforms: `[B, K]`, float32, independent and uniform on [0, 1).
+
+    Returns:
+        `num_accepted` `[B]`, 0..K, and `next_probs` `[B, V]`, the distribution of the next token: the residual
+        distribution after a rejection, the target's last row after full acceptance.
+    """
+    num_draft_tokens = draft_token_ids.shape[1]
+    if num_draft_tokens == 0:
+        return _nothing_drafted(target_probs)
+    ratios = _target_over_draft(draft_token_ids, draft_probs, target_probs)  # [B, K]
+    # lossless: strict, since a uniform on [0, 1) is below h with probability exactly h, and 0 must never be accepted.
+    num_accepted = (uniforms < ratios).long().cumprod(dim=1).sum(dim=1)
+    target_row = _row_at(target_probs, num_accepted)  # [B, V]
+    draft_row = _row_at(draft_probs, num_accepted.clamp(max=num_draft_tokens - 1))  # [B, V]
+    residual = (target_row - draft_row).clamp_(min=0.0)
+    is_rejected = num_accepted < num_draft_tokens
+    return num_accepted, _next_probs(residual, residual.sum(dim=1), target_row, is_rejected)
+
+
+def block_verification(
+    draft_token_ids: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, uniforms: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Accept the longest prefix of the draft that passes its own test, judging the draft tokens jointly.
+
+    Source: Sun et al. 2025, arXiv:2403.10444. On average it accepts at least as many tokens as token verification, with
+    the same output law.
+
+    Args:
+        draft_token_ids: `[B, K]`, int64, drawn from `draft_probs`.
+        draft_probs: `[B, K, V]`, float32, after processors.
+        target_probs: `[B, K+1, V]`, float32, after processors.
+        uniforms: `[B, K]`, float32, independent and uniform on [0, 1).
+
+    Returns:
+        `num_accepted` `[B]`, 0..K, and `next_probs` `[B, V]`, the distribution of the next token: the residual
+        distribution, with the target scaled by the probability of the accepted prefix, after a rejection; the target's
+        last row after full acceptance.
+    """
+    num_draft_tokens = draft_token_ids.shape[1]
+    if num_draft_tokens == 0:
+        return _nothing_drafted(target_probs)
+    prefix_probs = _prefix_acceptance_probs(_target_over_draft(draft_token_ids, draft_probs, target_probs))  # [B, K+1]
+    residuals = target_probs[:, :num_draft_tokens] * prefix_probs[:, :num_draft_tokens].unsqueeze(2)  # [B, K, V]
+    residuals = residuals.sub_(draft_probs).clamp_(min=0.0)
+    masses = residuals.sum(dim=2)  # [B, K]
+    passes = uniforms < _block_acceptance_probs(prefix_probs, masses)  # [B, K]
+    # lossless: the last prefix that passes, even if a shorter one does not. Stopping at the first failure is biased.
+    lengths = torch.arange(1, num_draft_tokens + 1, device=passes.device)
+    num_accepted = (passes * lengths).amax(dim=1)
+    rejected_at = num_accepted.clamp(max=num_draft_tokens - 1).unsqueeze(1)  # [B, 1]
+    return num_accepted, _next_probs(
+        _row_at(residuals, rejected_at.squeeze(1)),
+        masses.gather(1, rejected_at).squeeze(1),
+        _row_at(target_probs, num_accepted),
+        num_accepted < num_draft_tokens,
+    )
+
+
+def one_hot_probs(token_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Return the draft distribution of a drafter that does not sample: all mass on the proposed token.
+
+    Args:
+        token_ids: `[B, K]`, int64, each below `vocab_size`.
+        vocab_size: V.
+
+    Returns:
+        `[B, K, V]`, float32.
+    """
+    probs = torch.zeros(*token_ids.shape, vocab_size, dtype=torch.float32, device=token_ids.device)
+    return probs.scatter_(-1, token_ids.unsqueeze(-1), 1.0)
+
+
+def _nothing_drafted(target_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    num_accepted = torch.zeros(target_probs.shape[0], dtype=torch.long, device=target_probs.device)
+    return num_accepted, target_probs[:, 0]
+
+
+def _target_over_draft(
+    draft_token_ids: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor
+) -> torch.Tensor:
+    """Return target / draft at each drafted token, `[B, K]`, and 0 where the draft gives no valid probability."""
+    index = draft_token_ids.unsqueeze(2)  # [B, K, 1]
+    draft_at_token = draft_probs.gather(2, index).squeeze(2)
+    target_at_token = target_probs[:, : draft_token_ids.shape[1]].gather(2, index).squeeze(2)
+    # NaN > 0 is false, so this catches a failed draft as well as a token that the draft cannot have drawn.
+    return torch.where(draft_at_token > 0, target_at_token / draft_at_token, 0.0)
+
+
+def _prefix_acceptance_probs(ratios: torch.Tensor) -> torch.Tensor:
+    """Return the probability that at least the first i tokens are accepted, given them, for i = 0..K: `[B, K+1]`."""
+    probs = [torch.ones_like(ratios[:, 0])]
+    # The cap at 1 sits inside the recursion, so a cumulative product would be wrong. K steps over [B] are cheap.
+    for ratio in ratios.unbind(dim=1):
+        probs.append((probs[-1] * ratio).clamp_(max=1.0))
+    return torch.stack(probs, dim=1)
+
+
+def _block_acceptance_probs(prefix_probs: torch.Tensor, masses: torch.Tensor) -> torch.Tensor:
+    """Return the probability of each prefix of length 1..K to pass its own test: `[B, K]`."""
+    inner_probs, inner_masses = prefix_probs[:, 1:-1], masses[:, 1:]  # [B, K-1]
+    inner = inner_masses / (inner_masses + (1.0 - inner_probs))
+    # NaN is 0/0 (the prefix is certain, and so is the next token) or a draft that failed at the next position.
+    # Either way the test has to give the prefix its full probability by itself.
+    inner = torch.where(inner.isnan(), inner_probs, inner)
+    return torch.cat([inner, prefix_probs[:, -1:]], dim=1)
+
+
+def _row_at(probs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Return `probs[b, positions[b]]` for each row b: `[B, V]` from `[B, N, V]` and `[B]`."""
+    num_rows, num_positions, _ = probs.shape
+    # One flat index copies whole rows; indexing with two tensors takes several times longer for large vocabularies.
+    starts = torch.arange(0, num_rows * num_positions, num_positions, device=probs.device)
+    return probs.flatten(0, 1).index_select(0, starts + positions)
+
+
+def _next_probs(
+    residual: torch.Tensor, mass: torch.Tensor, target_row: torch.Tensor, is_rejected: torch.Tensor
+) -> torch.Tensor:
+    """Return the residual, normalised by its mass, where a token was rejected, and the target's row elsewhere."""
+    # Rounding can leave a rejection without residual mass, and a failed draft makes the mass NaN: both take the target.
+    is_residual = (is_rejected & (mass > 0)).unsqueeze(1)
+    return torch.where(is_residual, residual / mass.unsqueeze(1), target_row)

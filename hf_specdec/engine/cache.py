@@ -1,0 +1,269 @@
+"""A key-value cache whose rows have lengths of their own, and its exchange with the host's caches.
+
+A round writes K+1 tokens per row and keeps a different number of them in each row. Here a row's tokens lie in
+fixed slots of a preallocated buffer, and the write position is given with each forward, so that rolling back is only
+starting the next write further left: nothing is copied, cropped or padded again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import (
+    Cache,
+    CacheLayerMixin,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    StaticLayer,
+)
+
+Tensor = torch.Tensor
+# Capacity grows in steps of this many slots at least, so that short outputs never reallocate.
+GROWTH = 64
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where the current forward writes, shared by all layers of one cache.
+
+    `start` is the common first slot, or None when rows start at slots of their own (`starts`, `[B]`); `end` is one
+    past the last slot that any row writes; `num_tokens` is the number of tokens each row writes.
+    """
+
+    start: int | None = 0
+    starts: Tensor | None = None
+    num_tokens: int = 0
+    end: int = 0
+    capacity: int = 0
+    index: dict[tuple[int, int], Tensor] | None = None
+
+    def flat_index(self, num_heads: int, capacity: int) -> Tensor:
+        """Return the positions `[B * num_heads * num_tokens]` of the written slots in a flattened buffer."""
+        assert self.starts is not None, "a common start needs no index"
+        if self.index is None:
+            self.index = {}
+        key = (num_heads, capacity)
+        if key not in self.index:
+            device = self.starts.device
+            slots = self.starts[:, None] + torch.arange(self.num_tokens, device=device)  # [B, T]
+            planes = torch.arange(len(self.starts) * num_heads, device=device).view(-1, num_heads, 1)  # [B, H, 1]
+            self.index[key] = (planes * capacity + slots[:, None, :]).flatten()
+        return self.index[key]
+
+
+class RaggedLayer(CacheLayerMixin):
+    """Keys and values of one layer in a buffer `[B, H, capacity, D]`."""
+
+    is_sliding = False
+
+    def __init__(self, cursor: Cursor) -> None:
+        super().__init__()
+        self.cursor = cursor
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate zeroed buffers (garbage that happens to be NaN would leak through masked attention)."""
+        self.keys = _buffer_like(key_states, self.cursor.capacity)
+        self.values = _buffer_like(value_states, self.cursor.capacity)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Write `[B, H, T, D]` states at the cursor and return all states up to its end."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None, "initialised above"
+        assert self.values is not None, "initialised above"
+        if self.keys.shape[2] < self.cursor.end:
+            self.keys = _grown(self.keys, self.cursor.capacity)
+            self.values = _grown(self.values, self.cursor.capacity)
+        for buffer, states in ((self.keys, key_states), (self.values, value_states)):
+            self._write(buffer, states)
+        end = self.cursor.end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def _write(self, buffer: Tensor, states: Tensor) -> None:
+        cursor = self.cursor
+        if cursor.start is not None:
+            buffer[:, :, cursor.start : cursor.end].copy_(states)
+            return
+        _, num_heads, capacity, width = buffer.shape
+        index = cursor.flat_index(num_heads, capacity).to(buffer.device)
+        buffer.view(-1, width).index_copy_(0, index, states.reshape(-1, width).to(buffer.dtype))
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return the number of visible slots and their offset, 0."""
+        return self.cursor.end, 0
+
+    def get_seq_length(self) -> int:
+        """Return the number of slots before those being written."""
+        return self.cursor.end - self.cursor.num_tokens
+
+    def get_max_length(self) -> int:
+        """Return -1: the buffer grows."""
+        return -1
+
+
+class RaggedCache(Cache):
+    """One `RaggedLayer` per layer of the model; `begin` sets where the next forward writes."""
+
+    def __init__(self, num_layers: int, capacity: int) -> None:
+        self.cursor = Cursor(capacity=capacity)
+        super().__init__(layers=[RaggedLayer(self.cursor) for _ in range(num_layers)])
+
+    def begin(self, num_tokens: int, *, start: int | None, starts: Tensor | None, end: int) -> None:
+        """Set the slots of the next forward.
+
+        Args:
+            num_tokens: Tokens each row writes.
+            start: The first slot when it is the same in all rows, else None.
+            starts: First slots per row, `[B]`, needed only when `start` is None.
+            end: One past the last slot any row writes.
+        """
+        cursor = self.cursor
+        cursor.start, cursor.starts, cursor.num_tokens, cursor.end = start, starts, num_tokens, end
+        cursor.index = None
+        if end > cursor.capacity:
+            cursor.capacity = max(2 * cursor.capacity, _rounded(end))
+
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        """Write one layer's states; layers appear as the model first names them."""
+        while len(self.layers) <= layer_idx:
+            self.layers.append(RaggedLayer(self.cursor))
+        return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Keep only `rows` (indices `[kept]`), in that order."""
+        for layer in self._filled():
+            layer.keys = layer.keys.index_select(0, rows.to(layer.keys.device))
+            layer.values = layer.values.index_select(0, rows.to(layer.values.device))
+
+    def copy_row(self, row: int) -> list[tuple[Tensor, Tensor] | None]:
+        """Return a copy of one row of every layer, None for layers that hold nothing."""
+        return [
+            (layer.keys[row].clone(), layer.values[row].clone()) if layer.is_initialized else None
+            for layer in self.layers
+        ]
+
+    def paste_rows(self, rows: list[list[tuple[Tensor, Tensor] | None]]) -> None:
+        """Replace the batch by copied rows, which may differ in capacity."""
+        for position, layer in enumerate(self.layers):
+            copies = [row[position] for row in rows]
+            if copies[0] is None:
+                continue
+            capacity = max(copy[0].shape[1] for copy in copies)  # type: ignore[index]
+            layer.keys = torch.stack([_grown(copy[0][None], capacity)[0] for copy in copies])  # type: ignore[index]
+            layer.values = torch.stack([_grown(copy[1][None], capacity)[0] for copy in copies])  # type: ignore[index]
+            layer.is_initialized = True
+
+    def _filled(self) -> list[RaggedLayer]:
+        return [layer for layer in self.layers if layer.is_initialized]
+
+
+def refusal_of(cache: Any) -> str | None:
+    """Return why the ragged lane cannot take over a host's cache, or None when it can."""
+    if not isinstance(cache, Cache):
+        return f"the model keeps its state in {type(cache).__name__}, which is no transformers `Cache`"
+    if getattr(cache, "offloading", False):
+        return "an offloaded cache would have to stay on the device"
+    for layer in cache.layers:
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, RaggedLayer):
+            return f"the cache has layers of type {type(layer).__name__}, which cannot be rolled back row by row"
+    return None
+
+
+def take_over(cache: Cache, *, capacity: int, keep: bool) -> tuple[RaggedCache, int]:
+    """Copy a host's cache into a ragged one.
+
+    Args:
+        cache: A cache that `refusal_of` accepts, filled by a prefill.
+        capacity: Slots to allocate per row.
+        keep: Whether the caller still needs `cache`; if not, its layers are freed one by one.
+
+    Returns:
+        The ragged cache and the number of filled slots, the same in all rows.
+    """
+    length = max((_filled_length(layer) for layer in cache.layers), default=0)
+    ragged = RaggedCache(len(cache.layers), max(capacity, _rounded(length)))
+    for ours, theirs in zip(ragged.layers, cache.layers, strict=True):
+        if not theirs.is_initialized or theirs.keys is None:
+            continue
+        ours.lazy_initialization(theirs.keys, theirs.values)
+        # A sliding layer has dropped its oldest tokens; their slots stay zero and masked.
+        stored = min(theirs.keys.shape[2], length)
+        first = length - stored
+        ours.keys[:, :, first:length] = theirs.keys[:, :, :stored]
+        ours.values[:, :, first:length] = theirs.values[:, :, :stored]
+        if not keep:
+            theirs.keys = theirs.values = None
+            theirs.is_initialized = False
+    return ragged, length
+
+
+def hand_back(ragged: RaggedCache, cache: Cache, length: int) -> None:
+    """Fill a host's cache with the first `length` slots of every row, as plain decoding would leave it."""
+    while len(cache.layers) < len(ragged.layers):
+        cache.layers.append(DynamicLayer())
+    for ours, theirs in zip(ragged.layers, cache.layers, strict=True):
+        if not ours.is_initialized:
+            continue
+        keys, values = ours.keys[:, :, :length], ours.values[:, :, :length]
+        if isinstance(theirs, StaticLayer):
+            if not theirs.is_initialized:
+                theirs.lazy_initialization(keys, values)
+            theirs.keys[:, :, :length] = keys
+            theirs.values[:, :, :length] = values
+            theirs.cumulative_length.fill_(length)
+            continue
+        if not theirs.is_initialized:
+            theirs.lazy_initialization(keys, values)
+        if isinstance(theirs, DynamicSlidingWindowLayer):
+            theirs.cumulative_length = length
+            window = theirs.sliding_window - 1
+            keys, values = keys[:, :, -window:], values[:, :, -window:]
+        theirs.keys, theirs.values = keys.clone(), values.clone()
+
+
+def remember(cache: Cache) -> list[dict[str, Any]]:
+    """Return what `restore` needs to undo any later forward on `cache`."""
+    saved = []
+    for layer in cache.layers:
+        state = dict(layer.__dict__)
+        if isinstance(layer, StaticLayer):
+            # A static layer counts in place.
+            state["cumulative_length"] = layer.cumulative_length.clone()
+        saved.append(state)
+    return saved
+
+
+def restore(cache: Cache, saved: list[dict[str, Any]]) -> None:
+    """Bring a host's cache back to where `remember` saw it."""
+    del cache.layers[len(saved) :]
+    for layer, state in zip(cache.layers, saved, strict=True):
+        layer.__dict__.clear()
+        layer.__dict__.update(state)
+
+
+def _filled_length(layer: Any) -> int:
+    if not layer.is_initialized:
+        return 0
+    length = layer.get_seq_length()
+    # sync: a static layer keeps its length on the device; read once, when the cache is taken over.
+    return int(length.item()) if isinstance(length, Tensor) else length
+
+
+def _buffer_like(states: Tensor, capacity: int) -> Tensor:
+    batch, num_heads, _, width = states.shape
+    return states.new_zeros(batch, num_heads, capacity, width)
+
+
+def _grown(buffer: Tensor, capacity: int) -> Tensor:
+    if buffer.shape[2] >= capacity:
+        return buffer
+    grown = _buffer_like(buffer, capacity)
+    grown[:, :, : buffer.shape[2]] = buffer
+    return grown
+
+
+def _rounded(length: int) -> int:
+    return -(-length // GROWTH) * GROWTH

@@ -1,0 +1,82 @@
+"""Commit in the ragged way: each row keeps what it accepted, read with the round's one sync."""
+
+from __future__ import annotations
+
+import torch
+
+from hf_specdec.engine.session import Session
+from hf_specdec.engine.state import Acceptance, Proposal, Verification
+from hf_specdec.engine.stopping import first_stop
+
+Tensor = torch.Tensor
+
+
+def block_of(proposal: Proposal | None, acceptance: Acceptance) -> Tensor:
+    """Return `[B, K+1]` tokens: accepted ones, then the next token, then leftovers that mean nothing."""
+    next_ids = acceptance.next_token_ids[:, None]
+    if proposal is None:
+        return next_ids
+    block = torch.cat([proposal.token_ids, next_ids], dim=1)
+    return block.scatter_(1, acceptance.num_accepted[:, None], next_ids)
+
+
+def commit(
+    session: Session, proposal: Proposal | None, verification: Verification, acceptance: Acceptance
+) -> tuple[list[int], list[tuple[int, ...]], bool]:
+    """Append each row's tokens, cut where a criterion stops it, and mark rows that finish.
+
+    Returns:
+        Accepted draft tokens per row before any cut, committed tokens per row, and whether the draft gave NaN.
+    """
+    sequences = session.sequences
+    block = block_of(proposal, acceptance)
+    num_tokens = block.shape[1]
+    sequences.write(sequences.span(0, num_tokens), block)
+    flags = session.stops.flags(sequences, block)
+    sequences.device_lengths = sequences.device_lengths + acceptance.num_accepted + 1
+    columns = [block, flags.long(), acceptance.num_accepted[:, None]]
+    if proposal is not None and proposal.is_broken is not None:
+        columns.append(proposal.is_broken.long()[:, None])
+    # sync: the round's one read: tokens, stop flags, accepted counts and the draft's health together.
+    packed = torch.cat(columns, dim=1).tolist()
+
+    accepted: list[int] = []
+    committed: list[tuple[int, ...]] = []
+    for position, (row, values) in enumerate(zip(sequences.rows, packed, strict=True)):
+        num_accepted = values[2 * num_tokens]
+        kept = _kept(session, row, values[num_tokens : 2 * num_tokens], num_accepted + 1)
+        tokens = tuple(values[:kept])
+        sequences.new_tokens[row].extend(tokens)
+        accepted.append(num_accepted)
+        committed.append(tokens)
+        if session.recorder.wants_scores:
+            _record(session, verification, position, kept)
+    is_broken = len(columns) == 4 and any(values[-1] for values in packed)
+    _apply_time_limit(session)
+    return accepted, committed, is_broken
+
+
+def _kept(session: Session, row: int, flags: list[int], num_tokens: int) -> int:
+    """Return how many of a row's new tokens stay, and mark the row when it ends there."""
+    stop = first_stop(flags, num_tokens)
+    kept = num_tokens if stop is None else stop
+    room = session.max_length - session.sequences.length_of(row) if session.max_length is not None else kept + 1
+    session.sequences.is_finished[row] = stop is not None or kept >= room
+    return min(kept, room)
+
+
+def _record(session: Session, verification: Verification, position: int, kept: int) -> None:
+    rows = slice(position, position + 1)
+    for token in range(kept):
+        session.recorder.add_token(verification.logits[rows, token], verification.scores[rows, token])
+
+
+def _apply_time_limit(session: Session) -> None:
+    """When time is up, end at the longest row: plain decoding, too, returns rows of one length."""
+    sequences = session.sequences
+    if session.is_done or not session.stops.is_out_of_time(sequences):
+        return
+    session.max_length = max(sequences.length_of(row) for row in range(sequences.num_rows))
+    for row in sequences.rows:
+        if sequences.length_of(row) >= session.max_length:
+            sequences.is_finished[row] = True

@@ -1,0 +1,440 @@
+"""Run a target or a draft on just the tokens its cache lacks: the ragged lane, and the probe that admits a model to it."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.cache_utils import DynamicCache
+
+from hf_specdec.engine.cache import RaggedCache, refusal_of, take_over
+from hf_specdec.engine.sequences import Span
+
+Tensor = torch.Tensor
+
+# Arguments of `forward` that the lane sets itself or that only concern the prompt.
+OWN_ARGUMENTS = frozenset(
+    {
+        "attention_mask",
+        "cache",
+        "cache_params",
+        "cache_position",
+        "input_ids",
+        "inputs_embeds",
+        "inputs_tensor",
+        "labels",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "past_key_values",
+        "position_ids",
+        "return_dict",
+        "token_type_ids",
+        "use_cache",
+    }
+)
+MASKED_BY_US = ("sdpa", "eager")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the lane has to know of a model's class, attention implementation and `forward` signature."""
+
+    cache_name: str
+    accepts_position_ids: bool
+    accepts_logits_to_keep: bool
+    accepts_token_type_ids: bool
+    attention: str
+    layer_types: tuple[str, ...] | None
+    sliding_window: int | None
+
+
+def layout_of(model: PreTrainedModel) -> Layout:
+    """Read a model's layout."""
+    parameters = inspect.signature(model.forward).parameters
+    config = model.config.get_text_config(decoder=True)
+    layer_types = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    return Layout(
+        cache_name="cache" if "cache" in parameters else "past_key_values",
+        accepts_position_ids="position_ids" in parameters,
+        accepts_logits_to_keep="logits_to_keep" in parameters,
+        accepts_token_type_ids="token_type_ids" in parameters,
+        attention=getattr(config, "_attn_implementation", None) or "eager",
+        layer_types=tuple(sorted(set(layer_types))) if layer_types else None,
+        sliding_window=window if isinstance(window, int) else None,
+    )
+
+
+def filled_cache(outputs: Any) -> Any:
+    """Return the cache of a forward's outputs; transformers 5.17 and 5.24 name it differently."""
+    cache = outputs.get("cache")
+    return cache if cache is not None else outputs.get("past_key_values")
+
+
+def prefill(model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> Any:
+    """Run the host's own prefill, exactly as plain decoding would."""
+    return model._prefill(input_ids, config, model_kwargs, is_first_iteration=not config.is_assistant)  # type: ignore[operator]
+
+
+class Lane:
+    """One model on one ragged cache.
+
+    Slot `column + shift` of the cache holds the token at `column` of the sequences; `shift` is not 0 when the model
+    was prefilled with more than the visible prompt (an earlier turn, soft prompts).
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        cache: RaggedCache,
+        *,
+        shift: int,
+        visible: Tensor | None,
+        last_positions: Tensor | None,
+        num_prompt_columns: int,
+        extras: Mapping[str, Any],
+    ) -> None:
+        """Wrap a prefilled model.
+
+        Args:
+            model: Target or draft.
+            cache: Its cache, filled up to the prompt's last column.
+            shift: Slots before column 0.
+            visible: Which prompt slots may be attended to, `[B, shift + num_prompt_columns]` bool; None means all.
+            last_positions: Position id of the prompt's last token, `[B]`; None means its slot.
+            num_prompt_columns: Columns of the prompt.
+            extras: Further arguments of `forward`, passed as they are; batched tensors follow the rows.
+        """
+        self.model = model
+        self.cache = cache
+        self.layout = layout_of(model)
+        self.device = model.device
+        self.shift = shift
+        self.visible = visible.to(self.device) if visible is not None else None
+        last_slot = shift + num_prompt_columns - 1
+        self.position_offset = (
+            (last_positions.to(self.device) - last_slot)[:, None] if last_positions is not None else None
+        )  # [B, 1]
+        self.extras = dict(extras)
+        self.num_forwards = 0
+        self._slots = torch.arange(cache.cursor.capacity, device=self.device)
+
+    @classmethod
+    def over(
+        cls,
+        model: PreTrainedModel,
+        cache: RaggedCache,
+        *,
+        filled: int,
+        num_prompt_columns: int,
+        attention_mask: Tensor | None,
+        position_ids: Tensor | None,
+        extras: Mapping[str, Any],
+    ) -> Lane:
+        """Return a lane over a cache whose first `filled` slots hold the prompt; see `open_lane`."""
+        visible = None
+        if attention_mask is not None:
+            # A mask shorter than the cache covers its end: an earlier turn was all visible.
+            visible = torch.nn.functional.pad(
+                attention_mask.bool(), (filled - attention_mask.shape[1], 0), value=True
+            )
+        return cls(
+            model,
+            cache,
+            shift=filled - num_prompt_columns,
+            visible=visible,
+            last_positions=position_ids[:, -1] if position_ids is not None else None,
+            num_prompt_columns=num_prompt_columns,
+            extras=extras,
+        )
+
+    def forward(
+        self, token_ids: Tensor, span: Span, *, num_logits: int, collect: Mapping[str, bool] | None = None
+    ) -> Any:
+        """Feed `token_ids` `[B, T]` at the columns of `span` and return the model's outputs.
+
+        Args:
+            token_ids: Tokens of consecutive columns per row.
+            span: Their columns.
+            num_logits: How many of the last positions need logits; outputs hold at least those, in order.
+            collect: `output_attentions` and `output_hidden_states`, where wanted.
+
+        Returns:
+            The model's output with `logits` `[B, >= num_logits, V]`; its cache has been written in place.
+        """
+        num_tokens = token_ids.shape[1]
+        start = None if span.start is None else span.start + self.shift
+        starts = None if start is not None else span.starts.to(self.device) + self.shift  # type: ignore[union-attr]
+        end = span.end + self.shift
+        self.cache.begin(num_tokens, start=start, starts=starts, end=end)
+        if len(self._slots) < self.cache.cursor.capacity:
+            self._slots = torch.arange(self.cache.cursor.capacity, device=self.device)
+        slots = (
+            self._slots[start:end][None]
+            if start is not None
+            else starts[:, None] + self._slots[:num_tokens]  # type: ignore[index]
+        )  # [B or 1, T]
+        batch = token_ids.shape[0]
+        arguments: dict[str, Any] = {
+            "input_ids": token_ids.to(self.device),
+            "attention_mask": self._masks(slots, end),
+            self.layout.cache_name: self.cache,
+            "use_cache": True,
+            "return_dict": True,
+            **self.extras,
+            **(collect or {}),
+        }
+        if "token_type_ids" in self.extras:
+            arguments["token_type_ids"] = self.extras["token_type_ids"].expand(batch, num_tokens)
+        if self.layout.accepts_position_ids:
+            positions = slots if self.position_offset is None else slots + self.position_offset
+            arguments["position_ids"] = positions.expand(batch, num_tokens)
+        if self.layout.accepts_logits_to_keep:
+            arguments["logits_to_keep"] = num_logits
+        self.num_forwards += 1
+        return self.model(**arguments)
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Keep only `rows` (indices `[kept]`)."""
+        before = self._batch_size()
+        rows = rows.to(self.device)
+        self.cache.select_rows(rows)
+        if self.visible is not None:
+            self.visible = self.visible[rows]
+        if self.position_offset is not None:
+            self.position_offset = self.position_offset[rows]
+        for name, value in self.extras.items():
+            if isinstance(value, Tensor) and value.ndim and value.shape[0] == before:
+                self.extras[name] = value[rows.to(value.device)]
+
+    def _batch_size(self) -> int:
+        return next((int(layer.keys.shape[0]) for layer in self.cache.layers if layer.is_initialized), 0)
+
+    def _masks(self, slots: Tensor, end: int) -> Any:
+        """Return the 4-D mask or dict of masks for queries at `slots` over the first `end` slots."""
+        if self.layout.attention not in MASKED_BY_US:
+            return None
+        window = self.layout.sliding_window
+        if self.layout.layer_types is not None:
+            return {
+                kind: self._mask(slots, end, window if kind == "sliding_attention" else None)
+                for kind in self.layout.layer_types
+            }
+        return self._mask(slots, end, window)
+
+    def _mask(self, slots: Tensor, end: int, window: int | None) -> Tensor | None:
+        is_narrow = window is not None and end > window
+        if slots.shape == (1, 1) and self.visible is None and not is_narrow:
+            return None
+        keys = self._slots[:end]
+        mask = keys <= slots[..., None]  # [B or 1, T, S]
+        if window is not None and is_narrow:
+            mask &= keys > slots[..., None] - window
+        if self.visible is not None:
+            padding = torch.nn.functional.pad(self.visible, (0, end - self.visible.shape[1]), value=True)
+            # A query at a padding slot sees itself, so that no row of the softmax is empty.
+            mask = mask & (padding[:, None, :] | (keys == slots[..., None]))
+        mask = mask[:, None]  # [B or 1, 1, T, S]
+        if self.layout.attention == "eager":
+            return torch.zeros_like(mask, dtype=self.model.dtype).masked_fill_(~mask, torch.finfo(self.model.dtype).min)
+        return mask
+
+
+def open_lane(
+    model: PreTrainedModel,
+    cache: Any,
+    *,
+    capacity: int,
+    keep: bool,
+    num_prompt_columns: int,
+    attention_mask: Tensor | None,
+    position_ids: Tensor | None,
+    extras: Mapping[str, Any],
+) -> Lane:
+    """Take over a prefilled host cache and return the lane that continues from it.
+
+    Args:
+        model: The model that filled `cache`.
+        cache: Its host cache, for which `refusal_of` is None.
+        capacity: Slots to allocate per row.
+        keep: Whether the caller still needs `cache`.
+        num_prompt_columns: Columns of `input_ids`.
+        attention_mask: `[B, >= num_prompt_columns]`, or None when every slot may be attended to.
+        position_ids: `[B, P]` whose last column belongs to the prompt's last token, or None.
+        extras: Further arguments of `forward`.
+    """
+    ragged, filled = take_over(cache, capacity=capacity, keep=keep)
+    return Lane.over(
+        model,
+        ragged,
+        filled=filled,
+        num_prompt_columns=num_prompt_columns,
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        extras=extras,
+    )
+
+
+# ---- the probe -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a model may use the ragged lane; `reason` says why not."""
+
+    is_admitted: bool
+    reason: str = ""
+
+
+_verdicts: dict[tuple[Any, ...], Verdict] = {}
+_verdicts_lock = threading.Lock()
+
+
+def probe(model: PreTrainedModel) -> Verdict:
+    """Check once per class, configuration, attention implementation and dtype that the ragged lane tells the truth.
+
+    A few random tokens go through the lane, in rows of unequal length and with a rollback, and through the model's
+    ordinary forward; the logits must agree. The caller's random state and the model's mode are left as they were.
+    """
+    config = model.config
+    key = (
+        type(config).__module__,
+        type(config).__qualname__,
+        _class_key(model),
+        getattr(config, "_attn_implementation", None),
+        str(model.dtype),
+        str(model.device),
+        config.to_json_string(),
+    )
+    with _verdicts_lock:
+        verdict = _verdicts.get(key)
+    if verdict is None:
+        verdict = _static_refusal(model) or _run_probe(model)
+        with _verdicts_lock:
+            _verdicts[key] = verdict
+    return verdict
+
+
+def _class_key(model: PreTrainedModel) -> str:
+    return f"{type(model).__module__}.{type(model).__qualname__}"
+
+
+def _static_refusal(model: PreTrainedModel) -> Verdict | None:
+    """Return a refusal that needs no forward."""
+    config = model.config
+    name = type(model).__name__
+    if getattr(config, "is_encoder_decoder", False):
+        return Verdict(False, f"{name} is an encoder-decoder model")
+    if getattr(model, "_is_stateful", False):
+        return Verdict(False, f"{name} keeps a recurrent state, which cannot be rolled back yet")
+    layout = layout_of(model)
+    kinds = set(layout.layer_types or ()) - {"full_attention", "sliding_attention"}
+    if kinds:
+        return Verdict(False, f"{name} has layers of kind {', '.join(sorted(kinds))}")
+    return None
+
+
+def _run_probe(model: PreTrainedModel) -> Verdict:
+    modes = [(module, module.training) for module in model.modules() if module.training]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(_cuda_devices(model)):
+            torch.manual_seed(0)
+            if modes:
+                model.eval()
+            worst, scale = _largest_difference(model)
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError) as error:
+        return Verdict(False, f"a trial forward failed ({type(error).__name__}: {error})")
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    tolerance = {torch.float64: 1e-6, torch.float32: 1e-3}.get(model.dtype, 0.1) * max(scale, 1.0)
+    if not worst <= tolerance:
+        return Verdict(False, f"its logits change by {worst:.2g} when several tokens are verified at once")
+    return Verdict(True)
+
+
+def _cuda_devices(model: PreTrainedModel) -> list[int]:
+    return [model.device.index or 0] if model.device.type == "cuda" else []
+
+
+def _largest_difference(model: PreTrainedModel) -> tuple[float, float]:
+    """Return the largest deviation of the lane's logits from the ordinary ones, and the logits' scale."""
+    is_ragged = layout_of(model).attention in MASKED_BY_US
+    lengths = [4, 6] if is_ragged else [6]
+    vocab_size = model.get_input_embeddings().weight.shape[0]
+    rows = [torch.randint(vocab_size, (length + 4,), device=model.device) for length in lengths]
+    width = max(lengths)
+    padded = torch.stack([torch.nn.functional.pad(row[:n], (width - n, 0)) for row, n in zip(rows, lengths, strict=True)])
+    mask = torch.stack([torch.arange(width, device=model.device) >= width - n for n in lengths])
+    lane = prefilled_lane(model, padded, mask.long() if is_ragged else None, capacity=width + 8)
+    batch = len(rows)
+    # Round one writes three tokens of which row 0 keeps one and row 1 keeps two, round two goes on from there.
+    wrong = torch.randint(vocab_size, (batch, 3), device=model.device)
+    first = torch.stack([row[n : n + 3] for row, n in zip(rows, lengths, strict=True)])
+    kept = [1, 2][:batch] if is_ragged else [1]
+    for row, count in enumerate(kept):
+        first[row, count:] = wrong[row, count:]
+    got_first = lane.forward(first, Span(start=width, end=width + 3), num_logits=3).logits[:, -3:].float()
+    starts = torch.tensor([width + count for count in kept], device=model.device)
+    second = torch.stack([row[n + c : n + c + 2] for row, n, c in zip(rows, lengths, kept, strict=True)])
+    span = Span(start=None if is_ragged else width + 1, starts=starts, end=width + max(kept) + 2)
+    got_second = lane.forward(second, span, num_logits=2).logits[:, -2:].float()
+    worst = scale = 0.0
+    for index, (row, n, count) in enumerate(zip(rows, lengths, kept, strict=True)):
+        wanted = model(input_ids=row[None, : n + count + 2], use_cache=False).logits[0].float()
+        pairs = ((got_first[index, :count], wanted[n : n + count]), (got_second[index], wanted[n + count :]))
+        for got, want in pairs:
+            # sync: the probe compares on the host, once per kind of model.
+            worst = max(worst, (got - want).abs().max().item())
+            scale = max(scale, want.abs().max().item())  # sync: as above.
+    return worst, scale
+
+
+def prefilled_lane(
+    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None, *, capacity: int
+) -> Lane:
+    """Prefill a model of our own choice (a draft, or a probed model) on `[B, W]` ids and open its lane.
+
+    Raises:
+        ValueError: The model's cache cannot be taken over.
+    """
+    input_ids = input_ids.to(model.device)
+    layout = layout_of(model)
+    arguments: dict[str, Any] = {"use_cache": True}
+    position_ids = None
+    if attention_mask is not None:
+        attention_mask = attention_mask.to(model.device)
+        arguments["attention_mask"] = attention_mask
+        if layout.accepts_position_ids:
+            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)
+            arguments["position_ids"] = position_ids
+    if layout.accepts_logits_to_keep:
+        arguments["logits_to_keep"] = 1
+    arguments[layout.cache_name] = DynamicCache(config=model.config.get_text_config(decoder=True))
+    inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **arguments)
+    outputs = model(**inputs, return_dict=True)
+    cache = filled_cache(outputs)
+    if reason := refusal_of(cache):
+        raise ValueError(reason)
+    return open_lane(
+        model,
+        cache,
+        capacity=capacity,
+        keep=False,
+        num_prompt_columns=input_ids.shape[1],
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        extras={},
+    )
+
+
+def batched_extras(model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the caller's further arguments of `forward` that hold for every round."""
+    return {name: value for name, value in model_kwargs.items() if name not in OWN_ARGUMENTS and value is not None}
+

@@ -1,0 +1,134 @@
+"""Commit token by token, all rows together, for callers whose own code must see the calls of plain decoding.
+
+Unknown processors and criteria may keep state, so each is called once per emitted token, in order, with the whole batch
+and a prefix that was really emitted. A round ends for all rows where the first of them rejects; that is exact, since
+where a row is cut does not depend on its own later tokens. Finished rows stay, padded, as in plain decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from hf_specdec.engine.acceptance import one_hot_probs, token_verification
+from hf_specdec.engine.phases import accept, run_target
+from hf_specdec.engine.session import Session
+from hf_specdec.engine.state import Proposal
+
+Tensor = torch.Tensor
+
+
+def lockstep_round(session: Session, proposal: Proposal | None) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
+    """Verify, accept and commit one round.
+
+    Returns:
+        Per row: accepted draft tokens, evaluated draft tokens, committed tokens.
+    """
+    sequences = session.sequences
+    proposal = _with_padded_rows(session, proposal)
+    outputs, logits = run_target(session, proposal)
+    num_positions = logits.shape[1]
+    before = [len(tokens) for tokens in sequences.new_tokens]
+    accepted = [0] * sequences.num_rows
+    evaluated = [0] * sequences.num_rows
+    decide = _decisions_at_once if session.plan.is_known else _decisions_one_by_one
+    for position, (scores, tokens, has_accepted) in enumerate(decide(session, proposal, logits)):
+        was_finished = list(sequences.is_finished)
+        session.recorder.add_token(logits[:, position], scores)
+        session.recorder.add_position(outputs, position, num_positions)
+        commit_column(session, tokens)
+        if position < num_positions - 1:
+            for row, was_accepted in enumerate(has_accepted):
+                evaluated[row] += 1
+                accepted[row] += was_accepted
+        # A row that ends here is padded from the next token on, which this round's forward did not feed.
+        is_news = sequences.is_finished != was_finished
+        everyone_accepted = all(ok or done for ok, done in zip(has_accepted, was_finished, strict=True))
+        if is_news or not everyone_accepted:
+            break
+    committed = [tuple(tokens[start:]) for tokens, start in zip(sequences.new_tokens, before, strict=True)]
+    return accepted, evaluated, committed
+
+
+def commit_column(session: Session, tokens: Tensor) -> None:
+    """Append one token `[B]` per row, stream it and ask all stopping criteria."""
+    sequences = session.sequences
+    if session.stops.pads_finished_rows and any(sequences.is_finished):
+        is_finished = torch.tensor(sequences.is_finished, device=tokens.device)
+        tokens = tokens.masked_fill(is_finished, session.pad_token_id or 0)
+    sequences.write(sequences.span(0, 1), tokens[:, None])
+    # sync: the criteria and the streamer that follow live on the host.
+    for row, token in enumerate(tokens.tolist()):
+        sequences.new_tokens[row].append(token)
+    sequences.device_lengths = sequences.device_lengths + 1
+    length = sequences.length_of(0)
+    answers = session.stops.ask_all(sequences.buffer[:, :length], session.recorder.scores_so_far())
+    sequences.is_finished = [old or new for old, new in zip(sequences.is_finished, answers, strict=True)]
+    session.emitter.emit(sequences)
+
+
+def _with_padded_rows(session: Session, proposal: Proposal | None) -> Proposal | None:
+    """Let finished rows go on with padding, which is what the host feeds them."""
+    if proposal is None or not session.stops.pads_finished_rows or not any(session.sequences.is_finished):
+        return proposal
+    is_finished = torch.tensor(session.sequences.is_finished, device=proposal.token_ids.device)
+    token_ids = proposal.token_ids.masked_fill(is_finished[:, None], session.pad_token_id or 0)
+    return Proposal(token_ids=token_ids, probs=proposal.probs, is_broken=proposal.is_broken)
+
+
+Decision = tuple[Tensor, Tensor, list[bool]]
+
+
+def _decisions_at_once(session: Session, proposal: Proposal | None, logits: Tensor) -> Iterator[Decision]:
+    """Yield scores, tokens and who accepted, position by position, from one acceptance over all positions."""
+    scores = session.plan.run(logits, session.sequences, 0)
+    acceptance = accept(session, proposal, scores)
+    num_accepted: list[int] = acceptance.num_accepted.tolist()  # sync: rows must agree on a common length.
+    for position in range(logits.shape[1]):
+        tokens = acceptance.next_token_ids
+        if proposal is not None and position < proposal.token_ids.shape[1]:
+            tokens = torch.where(acceptance.num_accepted > position, proposal.token_ids[:, position], tokens)
+        yield scores[:, position], tokens, [count > position for count in num_accepted]
+
+
+def _decisions_one_by_one(session: Session, proposal: Proposal | None, logits: Tensor) -> Iterator[Decision]:
+    """Yield the same, calling the processors for a position only once everything before it has been emitted."""
+    sequences, batch = session.sequences, logits.shape[0]
+    start = sequences.length_of(0)
+    for position in range(logits.shape[1]):
+        prefix = sequences.buffer[:, : start + position]
+        scores: Any = session.request.processors(prefix, logits[:, position].clone())
+        if proposal is None or position == proposal.token_ids.shape[1]:
+            yield scores, _choose(session, scores), [True] * batch
+            return
+        draft_ids = proposal.token_ids[:, position]
+        if not session.do_sample:
+            tokens = scores.argmax(dim=-1)
+            has_accepted = tokens == draft_ids
+        else:
+            tokens, has_accepted = _sampled_decision(proposal, position, scores.softmax(dim=-1))
+        yield scores, tokens, has_accepted.tolist()  # sync: go on only where every row accepted.
+
+
+def _sampled_decision(proposal: Proposal, position: int, target_probs: Tensor) -> tuple[Tensor, Tensor]:
+    draft_ids = proposal.token_ids[:, position : position + 1]
+    draft_probs = (
+        proposal.probs[:, position : position + 1]
+        if proposal.probs is not None
+        else one_hot_probs(draft_ids, target_probs.shape[-1])
+    )
+    uniforms = torch.rand(draft_ids.shape, device=draft_ids.device)
+    # The bonus position plays no part in a one-token decision, so the same row stands in for it.
+    both = torch.stack([target_probs, target_probs], dim=1)
+    num_accepted, residual = token_verification(draft_ids, draft_probs, both, uniforms)
+    corrections = torch.multinomial(residual, 1).squeeze(1)
+    has_accepted = num_accepted > 0
+    return torch.where(has_accepted, draft_ids[:, 0], corrections), has_accepted
+
+
+def _choose(session: Session, scores: Tensor) -> Tensor:
+    if session.do_sample:
+        return torch.multinomial(scores.softmax(dim=-1), 1).squeeze(1)
+    return scores.argmax(dim=-1)

@@ -1,0 +1,76 @@
+"""Collect scores, logits, hidden states and attentions per token, as plain decoding returns them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from transformers import GenerationConfig
+
+Tensor = torch.Tensor
+
+
+class Recorder:
+    """Tuples with one entry per new token; None for what the caller did not ask for."""
+
+    def __init__(self, config: GenerationConfig) -> None:
+        """Read from `config` what is wanted."""
+        wants = bool(config.return_dict_in_generate)
+        self.scores: list[Tensor] | None = [] if wants and config.output_scores else None
+        self.logits: list[Tensor] | None = [] if wants and config.output_logits else None
+        self.hidden_states: list[Any] | None = [] if wants and config.output_hidden_states else None
+        self.attentions: list[Any] | None = [] if wants and config.output_attentions else None
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether scores or logits are collected."""
+        return self.scores is not None or self.logits is not None
+
+    @property
+    def collect(self) -> Mapping[str, bool]:
+        """The arguments of `forward` that make it return what is wanted."""
+        wanted = {"output_hidden_states": self.hidden_states, "output_attentions": self.attentions}
+        return {name: True for name, kept in wanted.items() if kept is not None}
+
+    def add_prefill(self, outputs: Any) -> None:
+        """Keep the prompt's hidden states and attentions, which belong to the first token."""
+        if self.hidden_states is not None:
+            self.hidden_states.append(outputs.hidden_states)
+        if self.attentions is not None:
+            self.attentions.append(outputs.attentions)
+
+    def add_token(self, logits: Tensor, scores: Tensor) -> None:
+        """Keep one token's logits and scores, both `[B, V]`; copied, for they are views of a round's."""
+        if self.logits is not None:
+            self.logits.append(logits.clone())
+        if self.scores is not None:
+            self.scores.append(scores.clone())
+
+    def add_position(self, outputs: Any, position: int, num_positions: int) -> None:
+        """Keep the states of one of the round's positions: `[B, 1, H]` and `[B, heads, 1, keys]` per layer."""
+        if self.hidden_states is not None:
+            self.hidden_states.append(tuple(layer[:, position : position + 1] for layer in outputs.hidden_states))
+        if self.attentions is not None:
+            later = num_positions - 1 - position
+            self.attentions.append(
+                tuple(
+                    layer[:, :, position : position + 1, : layer.shape[-1] - later] for layer in outputs.attentions
+                )
+            )
+
+    def scores_so_far(self) -> tuple[Tensor, ...] | None:
+        """Return what plain decoding hands to stopping criteria."""
+        return tuple(self.scores) if self.scores is not None else None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the output object's fields."""
+        return {
+            name: tuple(kept) if kept is not None else None
+            for name, kept in (
+                ("scores", self.scores),
+                ("logits", self.logits),
+                ("hidden_states", self.hidden_states),
+                ("attentions", self.attentions),
+            )
+        }

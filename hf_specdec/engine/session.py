@@ -1,0 +1,126 @@
+"""Everything one call of `generate` holds while it runs, so that nothing outlives it anywhere else."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel, StoppingCriteriaList
+from transformers.cache_utils import Cache
+from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.streamers import BaseStreamer
+
+from hf_specdec.config import SpeculativeConfig
+from hf_specdec.controller import DraftLengthController
+from hf_specdec.engine.clock import Stopwatch
+from hf_specdec.engine.forward import Lane
+from hf_specdec.engine.processors import ProcessorPlan
+from hf_specdec.engine.recorder import Recorder
+from hf_specdec.engine.sequences import Sequences
+from hf_specdec.engine.state import Drafter
+from hf_specdec.engine.stopping import StopPlan
+from hf_specdec.engine.streaming import Emitter
+from hf_specdec.errors import DraftFailedError, SpeculationWarning
+from hf_specdec.metrics import SpeculationStats
+
+Tensor = torch.Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class Request:
+    """What the host prepared and the caller asked for.
+
+    `user_cache` is the cache the caller passed in, if any; `make_drafter` builds the drafter once the session stands;
+    `started` is the host clock's reading at the start of the call, in seconds.
+    """
+
+    model: PreTrainedModel
+    input_ids: Tensor
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    generation_config: GenerationConfig
+    model_kwargs: dict[str, Any]
+    streamer: BaseStreamer | None
+    user_cache: Cache | None
+    config: SpeculativeConfig
+    controller: DraftLengthController
+    make_drafter: Callable[[Session], Drafter]
+    started: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """The running state of one call."""
+
+    request: Request
+    sequences: Sequences
+    plan: ProcessorPlan
+    stops: StopPlan
+    recorder: Recorder
+    emitter: Emitter
+    stats: SpeculationStats
+    stopwatch: Stopwatch
+    pad_token_id: int | None
+    is_stepwise: bool
+    vocab_size: int = 0
+    host_cache: Any = None
+    lane: Lane | None = None
+    lane_arguments: dict[str, Any] = field(default_factory=dict)
+    drafter: Drafter | None = None
+    max_length: int | None = None
+    left_rows: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def do_sample(self) -> bool:
+        """Whether tokens are drawn or taken by argmax."""
+        return bool(self.request.generation_config.do_sample)
+
+    @property
+    def returns_cache(self) -> bool:
+        """Whether the caller will see the target's cache after the call."""
+        return bool(self.request.generation_config.return_dict_in_generate) or self.request.user_cache is not None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every row has finished."""
+        return all(self.sequences.is_finished)
+
+    def remaining(self) -> int | None:
+        """Return the most tokens that any row in the batch may still get, None when there is no limit."""
+        if self.max_length is None:
+            return None
+        return self.max_length - min(self.sequences.lengths)
+
+    def stop_drafting(self, reason: str, error: BaseException | None = None, *, is_failure: bool = True) -> None:
+        """Go on without the draft: the answer must not suffer from it.
+
+        Raises:
+            DraftFailedError: The draft failed and the caller asked for `strict=True`.
+        """
+        if is_failure and self.request.config.strict:
+            raise DraftFailedError(
+                f"With `strict=True` a failing draft is an error, and {reason}. Mend or replace the draft, or leave "
+                "`strict` out to finish with plain decoding."
+            ) from error
+        self.stats.num_draft_forwards += self.drafter.num_forwards if self.drafter is not None else 0
+        self.drafter = None
+        self.stats.fallbacks.append(reason)
+        warnings.warn(f"Decoding goes on without the draft: {reason}.", SpeculationWarning, stacklevel=2)
+
+    def drop_finished_rows(self) -> None:
+        """Take finished rows out of the batch, so that no forward computes them again."""
+        rows = self.sequences.rows
+        kept = [position for position, row in enumerate(rows) if not self.sequences.is_finished[row]]
+        if not kept or len(kept) == len(rows):
+            return
+        assert self.lane is not None, "rows finish after the prefill"
+        if self.returns_cache:
+            for position in set(range(len(rows))) - set(kept):
+                self.left_rows[rows[position]] = self.lane.cache.copy_row(position)
+        index = self.sequences.keep_rows(kept)
+        self.lane.select_rows(index)
+        if self.drafter is not None:
+            self.drafter.rows_left(index)
