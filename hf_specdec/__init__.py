@@ -1,4 +1,4 @@
-"""Faster `generate` for Hugging Face transformers: a draft model proposes, the target verifies, the text is the same."""
+"""Faster `generate` for Hugging Face transformers: a draft proposes, the target verifies, the text stays the same."""
 
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.controller import DraftLengthController, FixedDraftLength

@@ -12,30 +12,31 @@ import threading
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import torch
-from transformers import GenerationConfig, GenerationMixin, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
-from transformers.generation.configuration_utils import GenerationMode
-from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
-from transformers.integrations.fsdp import is_fsdp_managed_module
+from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
 
-from hf_specdec.config import FOREIGN_SPELLINGS, SpeculativeConfig
+from hf_specdec.config import SpeculativeConfig
 from hf_specdec.controller import DraftLengthController, FixedDraftLength
 from hf_specdec.drafters.model import ModelDrafter
-from hf_specdec.engine.cache import refusal_of
-from hf_specdec.engine.forward import Verdict, probe
 from hf_specdec.engine.loop import speculative_decode
 from hf_specdec.engine.session import Request, Session
-from hf_specdec.errors import InvalidConfigError, SpeculationWarning, UnsupportedGenerationError
+from hf_specdec.errors import SpeculationWarning, UnsupportedGenerationError
 from hf_specdec.loading import forget_drafts, resolve_draft
 from hf_specdec.metrics import SpeculationStats
-from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
+from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, cache_field
+from hf_specdec.refusals import (
+    Settings,
+    checked_settings,
+    reason_for_plain_decoding,
+    refuse_embeddings_alone,
+    refuse_foreign_spellings,
+    refuse_settings_without_draft,
+)
 
 Model = TypeVar("Model")
 OUR_KEYWORDS = ("draft_model", "num_draft_tokens", "speculative_config")
-CACHE_KEYWORDS = ("cache", "past_key_values", "cache_params")
-UNSUPPORTED_CACHES = ("quantized", "offloaded", "offloaded_static", "paged")
 
 _host_generate = GenerationMixin.generate
 _classes: dict[type, type] = {}
@@ -80,7 +81,11 @@ class SpeculativeGenerationMixin(GenerationMixin):
         return _generate(self, super().generate, args, kwargs)
 
 
-def enable(model: Model | None = None) -> Model | None:
+@overload
+def enable(model: Model) -> Model: ...
+@overload
+def enable(model: None = None) -> None: ...
+def enable(model: Any = None) -> Any:
     """Let `generate` take a draft: on one model, or without an argument on every model of the process.
 
     Args:
@@ -91,7 +96,7 @@ def enable(model: Model | None = None) -> Model | None:
         The model that was given.
 
     Raises:
-        UnsupportedGenerationError: The model cannot generate, or its prompts are learned vectors (PEFT prompt learning).
+        UnsupportedGenerationError: The model cannot generate, or PEFT prompt learning makes its prompt of vectors.
 
     Example:
         >>> model = hf_specdec.enable(AutoModelForCausalLM.from_pretrained("org/target"))
@@ -105,7 +110,11 @@ def enable(model: Model | None = None) -> Model | None:
     return model
 
 
-def disable(model: Model | None = None) -> Model | None:
+@overload
+def disable(model: Model) -> Model: ...
+@overload
+def disable(model: None = None) -> None: ...
+def disable(model: Any = None) -> Any:
     """Undo `enable`: give one model its class back, or restore `GenerationMixin.generate`.
 
     Drafts that were loaded by name for the model are freed.
@@ -179,14 +188,14 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
     ours = {name: kwargs.pop(name) for name in OUR_KEYWORDS if name in kwargs}
     draft_model = ours.get("draft_model")
     if draft_model is None:
-        _refuse_settings_without_draft(ours)
+        refuse_settings_without_draft(ours)
         return host_generate(*args, **kwargs)
     config = SpeculativeConfig.from_user(ours.get("speculative_config"), num_draft_tokens=ours.get("num_draft_tokens"))
     arguments = _named(args, kwargs)
-    _refuse_foreign_spellings(arguments)
-    settings, user_cache = _checked_settings(model, arguments)
+    refuse_foreign_spellings(arguments)
+    settings, user_cache = checked_settings(model, arguments)
     draft = resolve_draft(model, draft_model, config)
-    if reason := _refusal(model, draft, arguments, settings, user_cache):
+    if reason := reason_for_plain_decoding(model, draft, arguments, settings, user_cache):
         return _plain(host_generate, arguments, settings, config, reason)
     _take_stop_strings(arguments, settings)
     streamer = arguments.get("streamer")
@@ -196,7 +205,7 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
         _model: Any, input_ids: torch.Tensor, logits_processor: Any, stopping_criteria: Any, **prepared: Any
     ) -> Any:
         generation_config = prepared.pop("generation_config")
-        _refuse_embeddings_alone(input_ids)
+        refuse_embeddings_alone(input_ids)
         request = Request(
             model=model,
             input_ids=input_ids,
@@ -247,156 +256,10 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**arguments, **kwargs}
 
 
-# ---- what cannot work ------------------------------------------------------------------------------------------
-
-
-def _refuse_settings_without_draft(ours: dict[str, Any]) -> None:
-    given = [name for name in ("num_draft_tokens", "speculative_config") if ours.get(name) is not None]
-    if given:
-        raise InvalidConfigError(
-            f"`{given[0]}` only has a meaning with `draft_model`, but no draft was given. Pass `draft_model=`, or leave "
-            f"`{given[0]}` out."
-        )
-
-
-def _refuse_foreign_spellings(arguments: dict[str, Any]) -> None:
-    for name, ours in FOREIGN_SPELLINGS.items():
-        if arguments.get(name) is not None:
-            raise InvalidConfigError(
-                f"With `draft_model` the draft length is called `{ours}`, but `{name}={arguments[name]!r}` was given. "
-                f"Pass `{ours}={arguments[name]!r}`."
-            )
-
-
-class _Settings:
-    """Values of `GenerationConfig` fields as the host will resolve them: keyword, then config, then model default."""
-
-    def __init__(self, model: PreTrainedModel, arguments: dict[str, Any]) -> None:
-        self.arguments = arguments
-        self.config: GenerationConfig | None = arguments.get("generation_config")
-        self.defaults = model.generation_config
-
-    def get(self, name: str) -> Any:
-        if name in self.arguments:
-            return self.arguments[name]
-        value = getattr(self.config, name, None) if self.config is not None else None
-        return value if value is not None else getattr(self.defaults, name, None)
-
-
-def _checked_settings(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[_Settings, Any]:
-    """Refuse what cannot work, before anything is loaded or computed; return the settings and the caller's cache."""
-    settings = _Settings(model, arguments)
-    if arguments.get("assistant_model") is not None:
-        raise UnsupportedGenerationError(
-            "`assistant_model` and `draft_model` are two ways to speculate, but both were given. Pass only one of them."
-        )
-    if arguments.get("custom_generate") is not None:
-        raise UnsupportedGenerationError(
-            "`custom_generate` replaces the decoding loop that `draft_model` needs, but both were given. Pass only one."
-        )
-    if settings.get("use_cache") is False:
-        raise UnsupportedGenerationError(
-            "Speculation continues from a cache, but `use_cache=False` was given. Leave `use_cache` out."
-        )
-    beams = settings.get("num_beams") or 1
-    if beams > 1:
-        raise UnsupportedGenerationError(
-            f"`num_beams` must be 1 with `draft_model`, but is {beams}. Beam search compares whole beams, so drafted "
-            "tokens cannot be verified one by one: leave out `draft_model`, or sample with `num_return_sequences`."
-        )
-    _refuse_other_modes(settings)
-    _refuse_several_ranks(model, arguments)
-    implementation = settings.get("cache_implementation")
-    if implementation in UNSUPPORTED_CACHES:
-        raise UnsupportedGenerationError(
-            f"With `draft_model` the cache must stay on the device in the model's precision, but "
-            f"`cache_implementation={implementation!r}` was given. Leave it out, or use 'dynamic' or 'static'."
-        )
-    ids = arguments.get("inputs", arguments.get("input_ids"))
-    if isinstance(ids, torch.Tensor) and ids.ndim == 2 and ids.shape[1] == 0:
-        raise UnsupportedGenerationError(
-            "The prompt must hold at least one token, but it is empty. Start it with the tokenizer's first token (BOS)."
-        )
-    if arguments.get("inputs_embeds") is not None and ids is None:
-        _refuse_embeddings_alone(None)
-    user_cache = next((arguments[name] for name in CACHE_KEYWORDS if arguments.get(name) is not None), None)
-    return settings, user_cache
-
-
-def _refuse_other_modes(settings: _Settings) -> None:
-    probe_config = GenerationConfig()
-    for name in ("do_sample", "top_k", "penalty_alpha", "dola_layers", "constraints", "force_words_ids"):
-        value = settings.get(name)
-        if value is not None:
-            setattr(probe_config, name, value)
-    mode = probe_config.get_generation_mode()
-    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise UnsupportedGenerationError(
-            f"`draft_model` works with greedy search and sampling, but the arguments ask for {mode.value}. Leave out "
-            "either `draft_model` or the arguments of that mode."
-        )
-    if settings.get("prompt_lookup_num_tokens") is not None:
-        raise UnsupportedGenerationError(
-            "`prompt_lookup_num_tokens` and `draft_model` are two ways to speculate, but both were given. Pass only one."
-        )
-
-
-def _refuse_several_ranks(model: PreTrainedModel, arguments: dict[str, Any]) -> None:
-    is_sharded = (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-        and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
-    )
-    if arguments.get("synced_gpus") or (arguments.get("synced_gpus") is None and is_sharded):
-        raise UnsupportedGenerationError(
-            "Ranks that share a model must run the same forwards, but with a draft each needs its own number "
-            "(`synced_gpus`). Gather the model on each rank, or leave out `draft_model`."
-        )
-
-
-def _refuse_embeddings_alone(input_ids: torch.Tensor | None) -> None:
-    if input_ids is None or input_ids.shape[1] == 0:
-        raise UnsupportedGenerationError(
-            "A draft reads tokens, but the prompt was given as `inputs_embeds` alone. Pass `input_ids` as well."
-        )
-
-
-# ---- what finishes plainly -------------------------------------------------------------------------------------
-
-
-def _refusal(
-    model: PreTrainedModel,
-    draft: PreTrainedModel,
-    arguments: dict[str, Any],
-    settings: _Settings,
-    user_cache: Any,
-) -> str | None:
-    """Return why this call has to decode plainly, or None."""
-    for role, subject in (("target", model), ("draft", draft)):
-        verdict: Verdict = probe(subject)
-        if not verdict.is_admitted:
-            return f"the {role} cannot use the ragged lane: {verdict.reason}"
-    if user_cache is not None and (reason := refusal_of(user_cache)):
-        return reason
-    for subject in (model, draft):
-        attention = getattr(subject.config, "_attn_implementation", None)
-        if attention not in ("sdpa", "eager") and _is_batched(arguments, settings):
-            return f"attention {attention!r} takes no masks of ours, which a batch needs"
-    return None
-
-
-def _is_batched(arguments: dict[str, Any], settings: _Settings) -> bool:
-    ids = arguments.get("inputs", arguments.get("input_ids"))
-    mask = arguments.get("attention_mask")
-    has_padding = mask is not None and not bool((mask == 1).all())
-    return (ids is not None and len(ids) > 1) or (settings.get("num_return_sequences") or 1) > 1 or has_padding
-
-
 def _plain(
     host_generate: Callable[..., Any],
     arguments: dict[str, Any],
-    settings: _Settings,
+    settings: Settings,
     config: SpeculativeConfig,
     reason: str,
 ) -> Any:
@@ -413,14 +276,17 @@ def _plain(
         return output
     stats = SpeculationStats(lane="plain", fallbacks=[reason], total_seconds=time.perf_counter() - started)
     stats.num_rows = output.sequences.shape[0]
-    names = [name for name in ("sequences", "scores", "logits", "attentions", "hidden_states", "cache") if name in output]
-    names += ["past_key_values"] if "past_key_values" in output.keys() and "cache" not in output.keys() else []
+    names = [
+        name
+        for name in ("sequences", "scores", "logits", "attentions", "hidden_states", cache_field())
+        if name in output
+    ]
     if "encoder_attentions" in output or getattr(output, "decoder_hidden_states", None) is not None:
         return output
     return SpeculativeDecoderOnlyOutput(**{name: output[name] for name in names}, speculation=stats)
 
 
-def _take_stop_strings(arguments: dict[str, Any], settings: _Settings) -> None:
+def _take_stop_strings(arguments: dict[str, Any], settings: Settings) -> None:
     """Turn stop strings into a criterion, for the host loses their tokenizer on the way to a callable."""
     stop_strings = settings.get("stop_strings")
     tokenizer = arguments.pop("tokenizer", None)
@@ -440,5 +306,3 @@ def _take_stop_strings(arguments: dict[str, Any], settings: _Settings) -> None:
     if settings.defaults.stop_strings is not None:
         # Only an explicit None keeps the host from filling in the model's default again.
         arguments["stop_strings"] = None
-
-

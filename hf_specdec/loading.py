@@ -103,20 +103,21 @@ def _load_once(target: PreTrainedModel, name: str, config: SpeculativeConfig) ->
 
 def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreTrainedModel:
     try:
-        draft = AutoModelForCausalLM.from_pretrained(
+        draft: Any = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=target.dtype,
             revision=config.draft_revision or "main",
             trust_remote_code=config.trust_remote_code,
             use_safetensors=True,
         )
-    except Exception as error:  # noqa: BLE001  a broken folder can make any of the host's loaders raise anything
+    except Exception as error:  # a broken folder can make any of the host's loaders raise anything
         raise DraftLoadError(
             f"`draft_model` must be a loaded model, or the Hub id or local folder of a causal LM with safetensors "
-            f"weights, but {name!r} could not be loaded ({type(error).__name__}: {_first_line(error)}). Check the name, "
-            "or load the draft yourself and pass the model."
+            f"weights, but {name!r} could not be loaded ({type(error).__name__}: {_first_line(error)}). Check the "
+            "name, or load the draft yourself and pass the model."
         ) from error
-    return draft.to(target.device).eval()  # type: ignore[no-any-return]
+    loaded: PreTrainedModel = draft.to(target.device).eval()
+    return loaded
 
 
 def _first_line(error: BaseException) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from hf_specdec.engine.forward import Lane, prefilled_lane
 from hf_specdec.engine.processors import ProcessorPlan
@@ -20,7 +20,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: Any,
         sequences: Sequences,
         *,
         plan: ProcessorPlan,
@@ -49,7 +49,9 @@ class ModelDrafter:
         self.capacity = capacity
         embeddings = model.get_input_embeddings().weight
         self.num_embeddings = int(embeddings.shape[0])
-        self.max_positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+        self.max_positions: int | None = getattr(
+            model.config.get_text_config(decoder=True), "max_position_embeddings", None
+        )
         self.lane: Lane | None = None
         # Committed columns whose states the cache holds, per row in the batch.
         self._cached: list[int] = []
@@ -135,7 +137,7 @@ class ModelDrafter:
         return token_ids.clamp(max=self.num_embeddings - 1)
 
     def _choose(self, scores: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return tokens `[B]`, the law they were drawn from `[B, V]` (None when greedy) and whether it was NaN `[B]`."""
+        """Return tokens `[B]`, the law they were drawn from `[B, V]` (None when greedy), and where it was NaN `[B]`."""
         if not self.do_sample:
             best, token = scores.max(dim=-1)
             return token, None, best.isnan()

@@ -130,7 +130,12 @@ class RaggedCache(Cache):
         """Write one layer's states; layers appear as the model first names them."""
         while len(self.layers) <= layer_idx:
             self.layers.append(RaggedLayer(self.cursor))
-        return self.layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+        return self.ragged_layers[layer_idx].update(key_states, value_states, *args, **kwargs)
+
+    @property
+    def ragged_layers(self) -> list[Any]:
+        """The layers, all of them `RaggedLayer`."""
+        return self.layers
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep only `rows` (indices `[kept]`), in that order."""
@@ -142,22 +147,22 @@ class RaggedCache(Cache):
         """Return a copy of one row of every layer, None for layers that hold nothing."""
         return [
             (layer.keys[row].clone(), layer.values[row].clone()) if layer.is_initialized else None
-            for layer in self.layers
+            for layer in self.ragged_layers
         ]
 
     def paste_rows(self, rows: list[list[tuple[Tensor, Tensor] | None]]) -> None:
         """Replace the batch by copied rows, which may differ in capacity."""
-        for position, layer in enumerate(self.layers):
-            copies = [row[position] for row in rows]
-            if copies[0] is None:
+        for position, layer in enumerate(self.ragged_layers):
+            copies = [copy for row in rows if (copy := row[position]) is not None]
+            if not copies:
                 continue
-            capacity = max(copy[0].shape[1] for copy in copies)  # type: ignore[index]
-            layer.keys = torch.stack([_grown(copy[0][None], capacity)[0] for copy in copies])  # type: ignore[index]
-            layer.values = torch.stack([_grown(copy[1][None], capacity)[0] for copy in copies])  # type: ignore[index]
+            capacity = max(keys.shape[1] for keys, _ in copies)
+            layer.keys = torch.stack([_grown(keys[None], capacity)[0] for keys, _ in copies])
+            layer.values = torch.stack([_grown(values[None], capacity)[0] for _, values in copies])
             layer.is_initialized = True
 
-    def _filled(self) -> list[RaggedLayer]:
-        return [layer for layer in self.layers if layer.is_initialized]
+    def _filled(self) -> list[Any]:
+        return [layer for layer in self.ragged_layers if layer.is_initialized]
 
 
 def refusal_of(cache: Any) -> str | None:
@@ -185,7 +190,8 @@ def take_over(cache: Cache, *, capacity: int, keep: bool) -> tuple[RaggedCache, 
     """
     length = max((_filled_length(layer) for layer in cache.layers), default=0)
     ragged = RaggedCache(len(cache.layers), max(capacity, _rounded(length)))
-    for ours, theirs in zip(ragged.layers, cache.layers, strict=True):
+    host_layers: list[Any] = cache.layers
+    for ours, theirs in zip(ragged.ragged_layers, host_layers, strict=True):
         if not theirs.is_initialized or theirs.keys is None:
             continue
         ours.lazy_initialization(theirs.keys, theirs.values)
@@ -202,22 +208,22 @@ def take_over(cache: Cache, *, capacity: int, keep: bool) -> tuple[RaggedCache, 
 
 def hand_back(ragged: RaggedCache, cache: Cache, length: int) -> None:
     """Fill a host's cache with the first `length` slots of every row, as plain decoding would leave it."""
-    while len(cache.layers) < len(ragged.layers):
-        cache.layers.append(DynamicLayer())
-    for ours, theirs in zip(ragged.layers, cache.layers, strict=True):
+    host_layers: list[Any] = cache.layers
+    while len(host_layers) < len(ragged.layers):
+        host_layers.append(DynamicLayer())
+    for ours, theirs in zip(ragged.ragged_layers, host_layers, strict=True):
         if not ours.is_initialized:
             continue
         keys, values = ours.keys[:, :, :length], ours.values[:, :, :length]
-        if isinstance(theirs, StaticLayer):
-            if not theirs.is_initialized:
-                theirs.lazy_initialization(keys, values)
+        if not theirs.is_initialized:
+            theirs.lazy_initialization(keys, values)
+        kind = type(theirs)
+        if kind is StaticLayer:
             theirs.keys[:, :, :length] = keys
             theirs.values[:, :, :length] = values
             theirs.cumulative_length.fill_(length)
             continue
-        if not theirs.is_initialized:
-            theirs.lazy_initialization(keys, values)
-        if isinstance(theirs, DynamicSlidingWindowLayer):
+        if kind is DynamicSlidingWindowLayer:
             theirs.cumulative_length = length
             window = theirs.sliding_window - 1
             keys, values = keys[:, :, -window:], values[:, :, -window:]

@@ -1,21 +1,22 @@
-"""Run a target or a draft on just the tokens its cache lacks: the ragged lane, and the probe that admits a model to it."""
+"""Run a target or a draft on just the tokens its cache lacks: the ragged lane."""
 
 from __future__ import annotations
 
 import inspect
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache
 
 from hf_specdec.engine.cache import RaggedCache, refusal_of, take_over
 from hf_specdec.engine.sequences import Span
 
 Tensor = torch.Tensor
+# A `PreTrainedModel`; most of its attributes are typed as tensor or module, which nothing here could work with.
+Model = Any
 
 # Arguments of `forward` that the lane sets itself or that only concern the prompt.
 OWN_ARGUMENTS = frozenset(
@@ -54,7 +55,7 @@ class Layout:
     sliding_window: int | None
 
 
-def layout_of(model: PreTrainedModel) -> Layout:
+def layout_of(model: Model) -> Layout:
     """Read a model's layout."""
     parameters = inspect.signature(model.forward).parameters
     config = model.config.get_text_config(decoder=True)
@@ -77,9 +78,9 @@ def filled_cache(outputs: Any) -> Any:
     return cache if cache is not None else outputs.get("past_key_values")
 
 
-def prefill(model: PreTrainedModel, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> Any:
+def prefill(model: Model, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> Any:
     """Run the host's own prefill, exactly as plain decoding would."""
-    return model._prefill(input_ids, config, model_kwargs, is_first_iteration=not config.is_assistant)  # type: ignore[operator]
+    return model._prefill(input_ids, config, model_kwargs, is_first_iteration=not config.is_assistant)
 
 
 class Lane:
@@ -91,7 +92,7 @@ class Lane:
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: Model,
         cache: RaggedCache,
         *,
         shift: int,
@@ -128,7 +129,7 @@ class Lane:
     @classmethod
     def over(
         cls,
-        model: PreTrainedModel,
+        model: Model,
         cache: RaggedCache,
         *,
         filled: int,
@@ -141,9 +142,7 @@ class Lane:
         visible = None
         if attention_mask is not None:
             # A mask shorter than the cache covers its end: an earlier turn was all visible.
-            visible = torch.nn.functional.pad(
-                attention_mask.bool(), (filled - attention_mask.shape[1], 0), value=True
-            )
+            visible = torch.nn.functional.pad(attention_mask.bool(), (filled - attention_mask.shape[1], 0), value=True)
         return cls(
             model,
             cache,
@@ -176,9 +175,7 @@ class Lane:
         if len(self._slots) < self.cache.cursor.capacity:
             self._slots = torch.arange(self.cache.cursor.capacity, device=self.device)
         slots = (
-            self._slots[start:end][None]
-            if start is not None
-            else starts[:, None] + self._slots[:num_tokens]  # type: ignore[index]
+            self._slots[start:end][None] if start is not None else starts[:, None] + self._slots[:num_tokens]  # type: ignore[index]
         )  # [B or 1, T]
         batch = token_ids.shape[0]
         arguments: dict[str, Any] = {
@@ -214,7 +211,7 @@ class Lane:
                 self.extras[name] = value[rows.to(value.device)]
 
     def _batch_size(self) -> int:
-        return next((int(layer.keys.shape[0]) for layer in self.cache.layers if layer.is_initialized), 0)
+        return next((int(layer.keys.shape[0]) for layer in self.cache.ragged_layers if layer.is_initialized), 0)
 
     def _masks(self, slots: Tensor, end: int) -> Any:
         """Return the 4-D mask or dict of masks for queries at `slots` over the first `end` slots."""
@@ -247,7 +244,7 @@ class Lane:
 
 
 def open_lane(
-    model: PreTrainedModel,
+    model: Model,
     cache: Any,
     *,
     capacity: int,
@@ -281,124 +278,7 @@ def open_lane(
     )
 
 
-# ---- the probe -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether a model may use the ragged lane; `reason` says why not."""
-
-    is_admitted: bool
-    reason: str = ""
-
-
-_verdicts: dict[tuple[Any, ...], Verdict] = {}
-_verdicts_lock = threading.Lock()
-
-
-def probe(model: PreTrainedModel) -> Verdict:
-    """Check once per class, configuration, attention implementation and dtype that the ragged lane tells the truth.
-
-    A few random tokens go through the lane, in rows of unequal length and with a rollback, and through the model's
-    ordinary forward; the logits must agree. The caller's random state and the model's mode are left as they were.
-    """
-    config = model.config
-    key = (
-        type(config).__module__,
-        type(config).__qualname__,
-        _class_key(model),
-        getattr(config, "_attn_implementation", None),
-        str(model.dtype),
-        str(model.device),
-        config.to_json_string(),
-    )
-    with _verdicts_lock:
-        verdict = _verdicts.get(key)
-    if verdict is None:
-        verdict = _static_refusal(model) or _run_probe(model)
-        with _verdicts_lock:
-            _verdicts[key] = verdict
-    return verdict
-
-
-def _class_key(model: PreTrainedModel) -> str:
-    return f"{type(model).__module__}.{type(model).__qualname__}"
-
-
-def _static_refusal(model: PreTrainedModel) -> Verdict | None:
-    """Return a refusal that needs no forward."""
-    config = model.config
-    name = type(model).__name__
-    if getattr(config, "is_encoder_decoder", False):
-        return Verdict(False, f"{name} is an encoder-decoder model")
-    if getattr(model, "_is_stateful", False):
-        return Verdict(False, f"{name} keeps a recurrent state, which cannot be rolled back yet")
-    layout = layout_of(model)
-    kinds = set(layout.layer_types or ()) - {"full_attention", "sliding_attention"}
-    if kinds:
-        return Verdict(False, f"{name} has layers of kind {', '.join(sorted(kinds))}")
-    return None
-
-
-def _run_probe(model: PreTrainedModel) -> Verdict:
-    modes = [(module, module.training) for module in model.modules() if module.training]
-    try:
-        with torch.no_grad(), torch.random.fork_rng(_cuda_devices(model)):
-            torch.manual_seed(0)
-            if modes:
-                model.eval()
-            worst, scale = _largest_difference(model)
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, KeyError, NotImplementedError) as error:
-        return Verdict(False, f"a trial forward failed ({type(error).__name__}: {error})")
-    finally:
-        for module, mode in modes:
-            module.training = mode
-    tolerance = {torch.float64: 1e-6, torch.float32: 1e-3}.get(model.dtype, 0.1) * max(scale, 1.0)
-    if not worst <= tolerance:
-        return Verdict(False, f"its logits change by {worst:.2g} when several tokens are verified at once")
-    return Verdict(True)
-
-
-def _cuda_devices(model: PreTrainedModel) -> list[int]:
-    return [model.device.index or 0] if model.device.type == "cuda" else []
-
-
-def _largest_difference(model: PreTrainedModel) -> tuple[float, float]:
-    """Return the largest deviation of the lane's logits from the ordinary ones, and the logits' scale."""
-    is_ragged = layout_of(model).attention in MASKED_BY_US
-    lengths = [4, 6] if is_ragged else [6]
-    vocab_size = model.get_input_embeddings().weight.shape[0]
-    rows = [torch.randint(vocab_size, (length + 4,), device=model.device) for length in lengths]
-    width = max(lengths)
-    padded = torch.stack([torch.nn.functional.pad(row[:n], (width - n, 0)) for row, n in zip(rows, lengths, strict=True)])
-    mask = torch.stack([torch.arange(width, device=model.device) >= width - n for n in lengths])
-    lane = prefilled_lane(model, padded, mask.long() if is_ragged else None, capacity=width + 8)
-    batch = len(rows)
-    # Round one writes three tokens of which row 0 keeps one and row 1 keeps two, round two goes on from there.
-    wrong = torch.randint(vocab_size, (batch, 3), device=model.device)
-    first = torch.stack([row[n : n + 3] for row, n in zip(rows, lengths, strict=True)])
-    kept = [1, 2][:batch] if is_ragged else [1]
-    for row, count in enumerate(kept):
-        first[row, count:] = wrong[row, count:]
-    got_first = lane.forward(first, Span(start=width, end=width + 3), num_logits=3).logits[:, -3:].float()
-    starts = torch.tensor([width + count for count in kept], device=model.device)
-    second = torch.stack([row[n + c : n + c + 2] for row, n, c in zip(rows, lengths, kept, strict=True)])
-    span = Span(start=None if is_ragged else width + 1, starts=starts, end=width + max(kept) + 2)
-    got_second = lane.forward(second, span, num_logits=2).logits[:, -2:].float()
-    worst = scale = 0.0
-    for index, (row, n, count) in enumerate(zip(rows, lengths, kept, strict=True)):
-        wanted = model(input_ids=row[None, : n + count + 2], use_cache=False).logits[0].float()
-        pairs = ((got_first[index, :count], wanted[n : n + count]), (got_second[index], wanted[n + count :]))
-        for got, want in pairs:
-            # sync: the probe compares on the host, once per kind of model.
-            worst = max(worst, (got - want).abs().max().item())
-            scale = max(scale, want.abs().max().item())  # sync: as above.
-    return worst, scale
-
-
-def prefilled_lane(
-    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None, *, capacity: int
-) -> Lane:
+def prefilled_lane(model: Model, input_ids: Tensor, attention_mask: Tensor | None, *, capacity: int) -> Lane:
     """Prefill a model of our own choice (a draft, or a probed model) on `[B, W]` ids and open its lane.
 
     Raises:
@@ -437,4 +317,3 @@ def prefilled_lane(
 def batched_extras(model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the caller's further arguments of `forward` that hold for every round."""
     return {name: value for name, value in model_kwargs.items() if name not in OWN_ARGUMENTS and value is not None}
-

@@ -8,7 +8,7 @@ where a row is cut does not depend on its own later tokens. Finished rows stay, 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -99,9 +99,9 @@ def _decisions_one_by_one(session: Session, proposal: Proposal | None, logits: T
     start = sequences.length_of(0)
     for position in range(logits.shape[1]):
         prefix = sequences.buffer[:, : start + position]
-        scores: Any = session.request.processors(prefix, logits[:, position].clone())
+        scores: Tensor = session.request.processors(cast(torch.LongTensor, prefix), logits[:, position].clone())
         if proposal is None or position == proposal.token_ids.shape[1]:
-            yield scores, _choose(session, scores), [True] * batch
+            yield scores, choose(scores, do_sample=session.do_sample), [True] * batch
             return
         draft_ids = proposal.token_ids[:, position]
         if not session.do_sample:
@@ -128,7 +128,8 @@ def _sampled_decision(proposal: Proposal, position: int, target_probs: Tensor) -
     return torch.where(has_accepted, draft_ids[:, 0], corrections), has_accepted
 
 
-def _choose(session: Session, scores: Tensor) -> Tensor:
-    if session.do_sample:
+def choose(scores: Tensor, *, do_sample: bool) -> Tensor:
+    """Return one token `[B]` per row from scores `[B, V]`, drawn as plain decoding draws it."""
+    if do_sample:
         return torch.multinomial(scores.softmax(dim=-1), 1).squeeze(1)
     return scores.argmax(dim=-1)

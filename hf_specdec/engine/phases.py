@@ -39,9 +39,7 @@ def accept(session: Session, proposal: Proposal | None, scores: Tensor) -> Accep
     """Decide how many draft tokens stay and which token follows, from scores `[B, K+1, V]`."""
     batch = scores.shape[0]
     draft_ids = (
-        proposal.token_ids
-        if proposal is not None
-        else torch.empty((batch, 0), dtype=torch.long, device=scores.device)
+        proposal.token_ids if proposal is not None else torch.empty((batch, 0), dtype=torch.long, device=scores.device)
     )
     if not session.do_sample:
         num_accepted, next_ids = greedy_acceptance(draft_ids, scores.argmax(dim=-1))

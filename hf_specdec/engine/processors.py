@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from transformers import (
@@ -116,9 +117,7 @@ class ProcessorPlan:
         length = sequences.uniform_length
         if length is not None:
             seen = self._for_rows(processor, sequences.rows)
-            columns = [
-                seen(sequences.buffer[:, : length + offset + t], scores[:, t]) for t in range(num_positions)
-            ]
+            columns = [seen(sequences.buffer[:, : length + offset + t], scores[:, t]) for t in range(num_positions)]
             return torch.stack(columns, dim=1)
         rows = []
         for position, row in enumerate(sequences.rows):
@@ -134,7 +133,7 @@ class ProcessorPlan:
             )
         return torch.stack(rows)
 
-    def _for_rows(self, processor: LogitsProcessor, rows: list[int]) -> LogitsProcessor:
+    def _for_rows(self, processor: Any, rows: list[int]) -> Any:
         """Return the processor as it would be if the batch held only `rows`."""
         if rows == list(range(self.num_rows)):
             return processor

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import cast
 
 import torch
 
 from hf_specdec.engine.cache import refusal_of
 from hf_specdec.engine.clock import Stopwatch
 from hf_specdec.engine.forward import batched_extras, filled_cache, open_lane, prefill
-from hf_specdec.engine.lockstep import commit_column
+from hf_specdec.engine.lockstep import choose, commit_column
 from hf_specdec.engine.processors import ProcessorPlan
 from hf_specdec.engine.recorder import Recorder
 from hf_specdec.engine.sequences import Sequences
@@ -70,13 +70,10 @@ def first_token(session: Session) -> None:
     session.stats.num_target_forwards += 1
     logits = outputs.logits[:, -1].to(copy=True, dtype=torch.float32, device=sequences.device)
     session.vocab_size = logits.shape[-1]
-    scores: Any = request.processors(request.input_ids, logits)
+    scores: Tensor = request.processors(cast(torch.LongTensor, request.input_ids), logits)
     session.recorder.add_prefill(outputs)
     session.recorder.add_token(logits, scores)
-    if session.do_sample:
-        tokens = torch.multinomial(scores.softmax(dim=-1), 1).squeeze(1)
-    else:
-        tokens = scores.argmax(dim=-1)
+    tokens = choose(scores, do_sample=session.do_sample)
     session.host_cache = filled_cache(outputs)
     commit_column(session, tokens)
     session.stats.time_to_first_token_seconds = time.perf_counter() - request.started

@@ -54,9 +54,7 @@ class Recorder:
         if self.attentions is not None:
             later = num_positions - 1 - position
             self.attentions.append(
-                tuple(
-                    layer[:, :, position : position + 1, : layer.shape[-1] - later] for layer in outputs.attentions
-                )
+                tuple(layer[:, :, position : position + 1, : layer.shape[-1] - later] for layer in outputs.attentions)
             )
 
     def scores_so_far(self) -> tuple[Tensor, ...] | None:

@@ -48,7 +48,10 @@ class Acceptance:
 class Drafter(Protocol):
     """Anything that proposes tokens; everything it does may fail without harming the answer."""
 
-    num_forwards: int
+    @property
+    def num_forwards(self) -> int:
+        """Forwards so far, the prefill included."""
+        ...
 
     @property
     def needs(self) -> frozenset[str]:

@@ -7,9 +7,10 @@ sync. Any other criterion is asked after every token, as plain decoding would as
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria, StoppingCriteriaList
+from transformers import EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StoppingCriteriaList, StopStringCriteria
 
 from hf_specdec.engine.sequences import Sequences
 
@@ -54,8 +55,8 @@ class StopPlan:
         for criterion in self._eos:
             criterion.eos_token_id = criterion.eos_token_id.to(token_ids.device)
             flags |= torch.isin(token_ids, criterion.eos_token_id)
-        for criterion in self._strings:
-            flags |= self._string_flags(criterion, sequences, token_ids.shape[1])
+        for strings in self._strings:
+            flags |= self._string_flags(strings, sequences, token_ids.shape[1])
         return flags
 
     def ask_all(self, input_ids: Tensor, scores: tuple[Tensor, ...] | None) -> list[bool]:
@@ -64,12 +65,13 @@ class StopPlan:
         return [bool(done) for done in self.criteria(input_ids, scores).tolist()]
 
     @staticmethod
-    def _string_flags(criterion: StopStringCriteria, sequences: Sequences, num_tokens: int) -> Tensor:
+    def _string_flags(criterion: Any, sequences: Sequences, num_tokens: int) -> Tensor:
         width = criterion.maximum_token_len
         if min(sequences.lengths) + 1 >= width:
             span = sequences.span(1 - width, width + num_tokens - 1)
             windows = sequences.read(span, width + num_tokens - 1).unfold(1, width, 1)  # [B, T, width]
-            return criterion(windows.flatten(0, 1), None).view(windows.shape[:2])
+            stops: Tensor = criterion(windows.flatten(0, 1), None).view(windows.shape[:2])
+            return stops
         rows = []
         for position, length in enumerate(sequences.lengths):
             ids = sequences.buffer[position : position + 1]

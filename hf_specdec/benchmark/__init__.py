@@ -1,0 +1,1 @@
+"""Measure decoding fairly: every alternative in one process, interleaved, medians with spread."""

@@ -1,0 +1,231 @@
+"""What happened in each round, and the numbers derived from it.
+
+Four numbers go by the name "acceptance" in the field, and they differ. Here a *row-round* is one row in one round:
+
+- `acceptance_rate`: accepted / drafted. Falls as more tokens are drafted per round, since every token after the first
+  rejection still counts as drafted.
+- `token_acceptance_rate`: accepted / evaluated, where a row-round evaluates its accepted tokens and the rejected one,
+  if any. Comparable across draft lengths.
+- `mean_acceptance_length`: 1 + accepted / row-rounds. Counts the bonus or correction token.
+- `acceptance_rate_per_position`: for position i, row-rounds that accepted more than i tokens / row-rounds that drafted
+  more than i tokens.
+
+All of them count before the output is cut at an end-of-sequence token or at the length limit.
+"""
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+_DERIVED_NUMBERS = (
+    "num_rounds",
+    "num_draft_tokens",
+    "num_accepted_tokens",
+    "num_committed_draft_tokens",
+    "acceptance_rate",
+    "token_acceptance_rate",
+    "mean_acceptance_length",
+    "acceptance_rate_per_position",
+    "acceptance_histogram",
+    "draft_lengths",
+    "draft_seconds",
+    "verify_seconds",
+    "overhead_seconds",
+    "tokens_per_second",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One round: what was drafted, accepted and committed, and how long it took.
+
+    The per-row tuples all have one entry per row that took part, in the order of `rows`.
+
+    Attributes:
+        num_draft_tokens: K, the tokens drafted for each row; 0 for a plain decoding step.
+        rows: Indices into the output batch of the rows that took part.
+        num_accepted_tokens: Accepted draft tokens per row, 0..K, before any cut at end of sequence or length.
+        num_evaluated_tokens: Draft tokens whose fate was decided, per row: the accepted ones, plus 1 after a rejection.
+        committed_token_ids: What stayed in the output, per row, after the cut.
+        draft_seconds: Time of all draft steps.
+        verify_seconds: Time of the target forward.
+        round_seconds: Time of the whole round.
+    """
+
+    num_draft_tokens: int
+    rows: tuple[int, ...]
+    num_accepted_tokens: tuple[int, ...]
+    num_evaluated_tokens: tuple[int, ...]
+    committed_token_ids: tuple[tuple[int, ...], ...]
+    draft_seconds: float
+    verify_seconds: float
+    round_seconds: float
+
+    @property
+    def num_committed_tokens(self) -> int:
+        """Tokens that stayed in the output, summed over the rows."""
+        return sum(len(token_ids) for token_ids in self.committed_token_ids)
+
+    @property
+    def num_committed_draft_tokens(self) -> int:
+        """Accepted draft tokens that stayed in the output, summed over the rows."""
+        # Accepted tokens come first in a row's commit, so the shorter of the two counts is what survived the cut.
+        pairs = zip(self.num_accepted_tokens, self.committed_token_ids, strict=True)
+        return sum(min(num_accepted, len(token_ids)) for num_accepted, token_ids in pairs)
+
+    @property
+    def overhead_seconds(self) -> float:
+        """Time of the round outside draft and target, never below 0."""
+        return max(0.0, self.round_seconds - self.draft_seconds - self.verify_seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON types (tuples become lists)."""
+        values = asdict(self)
+        values["rows"] = list(self.rows)
+        values["num_accepted_tokens"] = list(self.num_accepted_tokens)
+        values["num_evaluated_tokens"] = list(self.num_evaluated_tokens)
+        values["committed_token_ids"] = [list(token_ids) for token_ids in self.committed_token_ids]
+        return values
+
+
+@dataclass(slots=True, kw_only=True)
+class SpeculationStats:
+    """What one call of `generate` with a draft did; derived numbers are computed when read.
+
+    Attributes:
+        rounds: Every round in order, plain steps (K = 0) included.
+        num_prompt_tokens: Prompt tokens over all rows, padding not counted.
+        num_new_tokens: Tokens generated over all rows, including the first one, which the target's prefill gives.
+        num_rows: Rows in the output batch.
+        time_to_first_token_seconds: From the call until every row had its first token.
+        draft_prefill_seconds: Time the draft took to read the prompt.
+        total_seconds: Time of the whole call.
+        num_target_forwards: Forwards of the target, prefill included.
+        num_draft_forwards: Forwards of the draft, prefill included.
+        fallbacks: Why speculation was off or stopped, one sentence each; empty if it ran to the end.
+        lane: How the models were run: "ragged" (own cache, one length per row) or "plain" (the host's).
+        verification: The rule that decided acceptance, "block" or "token".
+        is_lockstep: Whether all rows had to commit the same number of tokens each round.
+    """
+
+    rounds: list[RoundRecord] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    num_new_tokens: int = 0
+    num_rows: int = 0
+    time_to_first_token_seconds: float = 0.0
+    draft_prefill_seconds: float = 0.0
+    total_seconds: float = 0.0
+    num_target_forwards: int = 0
+    num_draft_forwards: int = 0
+    fallbacks: list[str] = field(default_factory=list)
+    lane: str = "ragged"
+    verification: str = "block"
+    is_lockstep: bool = False
+
+    def observe(self, record: RoundRecord) -> None:
+        """Append one round; touches no other field."""
+        self.rounds.append(record)
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds of the batch, plain steps included."""
+        return len(self.rounds)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens drafted, over all rows and rounds."""
+        return sum(record.num_draft_tokens * len(record.rows) for record in self.rounds)
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Draft tokens accepted, over all rows and rounds, before any cut."""
+        return sum(sum(record.num_accepted_tokens) for record in self.rounds)
+
+    @property
+    def num_committed_draft_tokens(self) -> int:
+        """Accepted draft tokens that stayed in the output after the cut, over all rows and rounds."""
+        return sum(record.num_committed_draft_tokens for record in self.rounds)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted, 0..1; 0.0 if nothing was drafted. Plain steps draft nothing and do not count."""
+        return _ratio(self.num_accepted_tokens, self.num_draft_tokens)
+
+    @property
+    def token_acceptance_rate(self) -> float:
+        """Accepted / evaluated, 0..1; 0.0 if nothing was drafted. Plain steps do not count."""
+        return _ratio(self.num_accepted_tokens, sum(sum(record.num_evaluated_tokens) for record in self.rounds))
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per row-round with the bonus or correction token, 1..K+1; plain steps count as 1; 1.0 if no rounds."""
+        return 1.0 + _ratio(self.num_accepted_tokens, sum(len(record.rows) for record in self.rounds))
+
+    @property
+    def acceptance_rate_per_position(self) -> list[float]:
+        """For each draft position, the share of row-rounds that drafted it and accepted it; empty if none drafted."""
+        return [self._acceptance_rate_at(position) for position in range(max(self.draft_lengths, default=0))]
+
+    @property
+    def acceptance_histogram(self) -> dict[int, int]:
+        """Row-rounds per accepted count, in ascending order; a plain step counts under 0."""
+        counts = Counter(num_accepted for record in self.rounds for num_accepted in record.num_accepted_tokens)
+        return dict(sorted(counts.items()))
+
+    @property
+    def draft_lengths(self) -> list[int]:
+        """K of each round, in order; 0 for a plain step."""
+        return [record.num_draft_tokens for record in self.rounds]
+
+    @property
+    def draft_seconds(self) -> float:
+        """Time of all draft steps, without the draft's prefill."""
+        return sum(record.draft_seconds for record in self.rounds)
+
+    @property
+    def verify_seconds(self) -> float:
+        """Time of the target's forwards in rounds, without its prefill."""
+        return sum(record.verify_seconds for record in self.rounds)
+
+    @property
+    def overhead_seconds(self) -> float:
+        """Time of rounds outside draft and target."""
+        return sum(record.overhead_seconds for record in self.rounds)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """New tokens of all rows / total time, prefill included; 0.0 if no time was recorded."""
+        return _ratio(self.num_new_tokens, self.total_seconds)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return fields and derived numbers as JSON types; histogram keys become strings, as JSON demands."""
+        values = asdict(self)
+        values["rounds"] = [record.to_dict() for record in self.rounds]
+        values.update((name, getattr(self, name)) for name in _DERIVED_NUMBERS)
+        values["acceptance_histogram"] = {str(count): rounds for count, rounds in self.acceptance_histogram.items()}
+        return values
+
+    def __str__(self) -> str:
+        """Return a summary of a few lines for people."""
+        return "\n".join(
+            [
+                f"{self.num_new_tokens} new tokens in {self.total_seconds:.2f} s "
+                f"({self.tokens_per_second:.1f} tokens/s), the first after {self.time_to_first_token_seconds:.2f} s",
+                f"{self.num_accepted_tokens} of {self.num_draft_tokens} draft tokens accepted "
+                f"({self.acceptance_rate:.0%}), {self.mean_acceptance_length:.2f} tokens per row and round, "
+                f"{self.num_rounds} rounds",
+                f"draft {self.draft_seconds:.2f} s, verify {self.verify_seconds:.2f} s, "
+                f"overhead {self.overhead_seconds:.2f} s",
+                f"{self.lane} lane, {self.verification} verification" + (", lockstep" if self.is_lockstep else ""),
+                *(f"fallback: {reason}" for reason in self.fallbacks),
+            ]
+        )
+
+    def _acceptance_rate_at(self, position: int) -> float:
+        drafted_there = [record for record in self.rounds if record.num_draft_tokens > position]
+        outcomes = [num_accepted > position for record in drafted_there for num_accepted in record.num_accepted_tokens]
+        return _ratio(sum(outcomes), len(outcomes))
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0

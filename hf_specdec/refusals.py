@@ -1,0 +1,176 @@
+"""What a call asks for that cannot work with a draft: refused before any work, or decoded plainly with a warning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation.configuration_utils import GenerationMode
+from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+from transformers.integrations.fsdp import is_fsdp_managed_module
+
+from hf_specdec.config import FOREIGN_SPELLINGS
+from hf_specdec.engine.cache import refusal_of
+from hf_specdec.engine.probe import Verdict, probe
+from hf_specdec.errors import InvalidConfigError, UnsupportedGenerationError
+
+CACHE_KEYWORDS = ("cache", "past_key_values", "cache_params")
+UNSUPPORTED_CACHES = ("quantized", "offloaded", "offloaded_static", "paged")
+
+
+def refuse_settings_without_draft(ours: dict[str, Any]) -> None:
+    """Refuse settings that mean nothing without a draft.
+
+    Raises:
+        InvalidConfigError: One was given.
+    """
+    given = [name for name in ("num_draft_tokens", "speculative_config") if ours.get(name) is not None]
+    if given:
+        raise InvalidConfigError(
+            f"`{given[0]}` only has a meaning with `draft_model`, but no draft was given. Pass `draft_model=`, or "
+            f"leave `{given[0]}` out."
+        )
+
+
+def refuse_foreign_spellings(arguments: dict[str, Any]) -> None:
+    """Refuse other libraries' names of the draft length, which would be ignored without a word.
+
+    Raises:
+        InvalidConfigError: One was given.
+    """
+    for name, ours in FOREIGN_SPELLINGS.items():
+        if arguments.get(name) is not None:
+            raise InvalidConfigError(
+                f"With `draft_model` the draft length is called `{ours}`, but `{name}={arguments[name]!r}` was given. "
+                f"Pass `{ours}={arguments[name]!r}`."
+            )
+
+
+class Settings:
+    """Values of `GenerationConfig` fields as the host will resolve them: keyword, then config, then model default."""
+
+    def __init__(self, model: PreTrainedModel, arguments: dict[str, Any]) -> None:
+        self.arguments = arguments
+        self.config: GenerationConfig | None = arguments.get("generation_config")
+        self.defaults = model.generation_config
+
+    def get(self, name: str) -> Any:
+        """Return the value of a field."""
+        if name in self.arguments:
+            return self.arguments[name]
+        value = getattr(self.config, name, None) if self.config is not None else None
+        return value if value is not None else getattr(self.defaults, name, None)
+
+
+def checked_settings(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[Settings, Any]:
+    """Refuse what cannot work, before anything is loaded or computed; return the settings and the caller's cache."""
+    settings = Settings(model, arguments)
+    if arguments.get("assistant_model") is not None:
+        raise UnsupportedGenerationError(
+            "`assistant_model` and `draft_model` are two ways to speculate, but both were given. Pass only one of them."
+        )
+    if arguments.get("custom_generate") is not None:
+        raise UnsupportedGenerationError(
+            "`custom_generate` replaces the decoding loop that `draft_model` needs, but both were given. Pass only one."
+        )
+    if settings.get("use_cache") is False:
+        raise UnsupportedGenerationError(
+            "Speculation continues from a cache, but `use_cache=False` was given. Leave `use_cache` out."
+        )
+    beams = settings.get("num_beams") or 1
+    if beams > 1:
+        raise UnsupportedGenerationError(
+            f"`num_beams` must be 1 with `draft_model`, but is {beams}. Beam search compares whole beams, so drafted "
+            "tokens cannot be verified one by one: leave out `draft_model`, or sample with `num_return_sequences`."
+        )
+    _refuse_other_modes(settings)
+    _refuse_several_ranks(model, arguments)
+    implementation = settings.get("cache_implementation")
+    if implementation in UNSUPPORTED_CACHES:
+        raise UnsupportedGenerationError(
+            f"With `draft_model` the cache must stay on the device in the model's precision, but "
+            f"`cache_implementation={implementation!r}` was given. Leave it out, or use 'dynamic' or 'static'."
+        )
+    ids = arguments.get("inputs", arguments.get("input_ids"))
+    if isinstance(ids, torch.Tensor) and ids.ndim == 2 and ids.shape[1] == 0:
+        raise UnsupportedGenerationError(
+            "The prompt must hold at least one token, but it is empty. Start it with the tokenizer's first token (BOS)."
+        )
+    if arguments.get("inputs_embeds") is not None and ids is None:
+        refuse_embeddings_alone(None)
+    user_cache = next((arguments[name] for name in CACHE_KEYWORDS if arguments.get(name) is not None), None)
+    return settings, user_cache
+
+
+def _refuse_other_modes(settings: Settings) -> None:
+    probe_config = GenerationConfig()
+    for name in ("do_sample", "top_k", "penalty_alpha", "dola_layers", "constraints", "force_words_ids"):
+        value = settings.get(name)
+        if value is not None:
+            setattr(probe_config, name, value)
+    mode = probe_config.get_generation_mode()
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        raise UnsupportedGenerationError(
+            f"`draft_model` works with greedy search and sampling, but the arguments ask for {mode.value}. Leave out "
+            "either `draft_model` or the arguments of that mode."
+        )
+    if settings.get("prompt_lookup_num_tokens") is not None:
+        raise UnsupportedGenerationError(
+            "`prompt_lookup_num_tokens` and `draft_model` are two ways to speculate, but both were given. Pass only "
+            "one of them."
+        )
+
+
+def _refuse_several_ranks(model: PreTrainedModel, arguments: dict[str, Any]) -> None:
+    is_sharded = (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+        and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model))
+    )
+    if arguments.get("synced_gpus") or (arguments.get("synced_gpus") is None and is_sharded):
+        raise UnsupportedGenerationError(
+            "Ranks that share a model must run the same forwards, but with a draft each needs its own number "
+            "(`synced_gpus`). Gather the model on each rank, or leave out `draft_model`."
+        )
+
+
+def refuse_embeddings_alone(input_ids: torch.Tensor | None) -> None:
+    """Refuse a prompt without tokens.
+
+    Raises:
+        UnsupportedGenerationError: There are no token ids for the draft to read.
+    """
+    if input_ids is None or input_ids.shape[1] == 0:
+        raise UnsupportedGenerationError(
+            "A draft reads tokens, but the prompt was given as `inputs_embeds` alone. Pass `input_ids` as well."
+        )
+
+
+def reason_for_plain_decoding(
+    model: PreTrainedModel,
+    draft: PreTrainedModel,
+    arguments: dict[str, Any],
+    settings: Settings,
+    user_cache: Any,
+) -> str | None:
+    """Return why this call has to decode plainly, or None."""
+    for role, subject in (("target", model), ("draft", draft)):
+        verdict: Verdict = probe(subject)
+        if not verdict.is_admitted:
+            return f"the {role} cannot use the ragged lane: {verdict.reason}"
+    if user_cache is not None and (reason := refusal_of(user_cache)):
+        return reason
+    for subject in (model, draft):
+        attention = getattr(subject.config, "_attn_implementation", None)
+        if attention not in ("sdpa", "eager") and _is_batched(arguments, settings):
+            return f"attention {attention!r} takes no masks of ours, which a batch needs"
+    return None
+
+
+def _is_batched(arguments: dict[str, Any], settings: Settings) -> bool:
+    ids = arguments.get("inputs", arguments.get("input_ids"))
+    mask = arguments.get("attention_mask")
+    has_padding = mask is not None and not bool((mask == 1).all())
+    return (ids is not None and len(ids) > 1) or (settings.get("num_return_sequences") or 1) > 1 or has_padding
