@@ -137,6 +137,7 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         padding_side="left",
         model_max_length=2048,
         clean_up_tokenization_spaces=False,
+        model_input_names=["input_ids", "attention_mask"],
     )
 
 

@@ -116,12 +116,11 @@ class ModelDrafter:
             fed = self._proposed_at[position] + min(kept, self._num_proposed - 1)
             self._cached[position] = min(fed, self.sequences.length_of(row) - 1)
 
-    def rows_left(self, positions: Tensor) -> None:
+    def rows_left(self, kept: Sequence[int]) -> None:
         """Drop the rows that finished."""
         if self.lane is not None:
-            self.lane.select_rows(positions)
-        # sync: rows leave at most once each; the positions were made on the host.
-        self._cached = [self._cached[position] for position in positions.tolist()]
+            self.lane.select_rows(torch.tensor(kept, device=self.lane.device))
+        self._cached = [self._cached[position] for position in kept]
 
     def _logits(self, tokens: Tensor, span: Span) -> Tensor:
         """Feed `[B, T]` tokens and return the last position's logits `[B, V]`, V being the target's vocabulary."""

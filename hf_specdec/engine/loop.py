@@ -40,6 +40,7 @@ def _decode(request: Request) -> Any:
     if not session.is_done:
         if reason := enter_lane(session):
             raise AssertionError(f"the caller checks that the lane admits the model, but {reason}")
+        session.drop_finished_rows()
         start_drafter(session)
         while not session.is_done:
             run_round(session)
@@ -83,8 +84,7 @@ def run_round(session: Session) -> None:
     _account(session, record)
     if is_broken:
         session.stop_drafting("the draft gave NaN or infinite logits")
-    if not session.is_stepwise:
-        session.drop_finished_rows()
+    session.drop_finished_rows()
 
 
 def _next_num_draft_tokens(session: Session) -> int:

@@ -111,7 +111,6 @@ def enter_lane(session: Session) -> str | None:
         keep=request.user_cache is not None,
         **session.lane_arguments,
     )
-    session.drop_finished_rows()
     return None
 
 

@@ -111,7 +111,9 @@ class Session:
         warnings.warn(f"Decoding goes on without the draft: {reason}.", SpeculationWarning, stacklevel=2)
 
     def drop_finished_rows(self) -> None:
-        """Take finished rows out of the batch, so that no forward computes them again."""
+        """Take finished rows out of the batch, so that no forward computes them again; in lockstep they stay."""
+        if self.is_stepwise:
+            return
         rows = self.sequences.rows
         kept = [position for position, row in enumerate(rows) if not self.sequences.is_finished[row]]
         if not kept or len(kept) == len(rows):
@@ -123,4 +125,4 @@ class Session:
         index = self.sequences.keep_rows(kept)
         self.lane.select_rows(index)
         if self.drafter is not None:
-            self.drafter.rows_left(index)
+            self.drafter.rows_left(kept)

@@ -74,6 +74,6 @@ class Drafter(Protocol):
         """Learn how many of the proposed tokens were kept in each row; called after the tokens were committed."""
         ...
 
-    def rows_left(self, positions: Tensor) -> None:
-        """Keep only the batch rows at `positions` `[kept]`."""
+    def rows_left(self, kept: Sequence[int]) -> None:
+        """Keep only the batch rows at positions `kept`; the others have finished."""
         ...
