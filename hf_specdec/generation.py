@@ -20,6 +20,7 @@ from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList,
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.controller import DraftLengthController, FixedDraftLength
 from hf_specdec.drafters.model import ModelDrafter
+from hf_specdec.engine.cache import refusal_of
 from hf_specdec.engine.loop import speculative_decode
 from hf_specdec.engine.session import Request, Session
 from hf_specdec.errors import SpeculationWarning, UnsupportedGenerationError
@@ -27,6 +28,7 @@ from hf_specdec.loading import forget_drafts, resolve_draft
 from hf_specdec.metrics import SpeculationStats
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, cache_field
 from hf_specdec.refusals import (
+    CACHE_KEYWORDS,
     Settings,
     checked_settings,
     reason_for_plain_decoding,
@@ -196,7 +198,7 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
     settings, user_cache = checked_settings(model, arguments)
     draft = resolve_draft(model, draft_model, config)
     if reason := reason_for_plain_decoding(model, draft, arguments, settings, user_cache):
-        return _plain(host_generate, arguments, settings, config, reason)
+        return _plain(host_generate, arguments, config, reason, started)
     _take_stop_strings(arguments, settings)
     streamer = arguments.get("streamer")
 
@@ -206,6 +208,19 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
     ) -> Any:
         generation_config = prepared.pop("generation_config")
         refuse_embeddings_alone(input_ids)
+        host_cache = next((prepared[name] for name in CACHE_KEYWORDS if prepared.get(name) is not None), None)
+        if host_cache is not None and (reason := refusal_of(host_cache)):
+            _say_plain(config, reason)
+            output = model._sample(
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config,
+                synced_gpus=False,
+                streamer=streamer,
+                **prepared,
+            )
+            return _with_plain_stats(output, reason, started)
         request = Request(
             model=model,
             input_ids=input_ids,
@@ -257,22 +272,25 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _plain(
-    host_generate: Callable[..., Any],
-    arguments: dict[str, Any],
-    settings: Settings,
-    config: SpeculativeConfig,
-    reason: str,
+    host_generate: Callable[..., Any], arguments: dict[str, Any], config: SpeculativeConfig, reason: str, started: float
 ) -> Any:
     """Decode without the draft, say so once, and note it in the stats."""
+    _say_plain(config, reason)
+    return _with_plain_stats(host_generate(**arguments), reason, started)
+
+
+def _say_plain(config: SpeculativeConfig, reason: str) -> None:
     if config.strict:
         raise UnsupportedGenerationError(
             f"With `strict=True` a call that cannot speculate is an error, and {reason}. Leave `strict` out to decode "
             "plainly."
         )
-    warnings.warn(f"Decoding without the draft: {reason}.", SpeculationWarning, stacklevel=5)
-    started = time.perf_counter()
-    output = host_generate(**arguments)
-    if isinstance(output, torch.Tensor) or not settings.get("return_dict_in_generate"):
+    warnings.warn(f"Decoding without the draft: {reason}.", SpeculationWarning, stacklevel=6)
+
+
+def _with_plain_stats(output: Any, reason: str, started: float) -> Any:
+    """Return the host's output, with stats where it is an object."""
+    if isinstance(output, torch.Tensor):
         return output
     stats = SpeculationStats(lane="plain", fallbacks=[reason], total_seconds=time.perf_counter() - started)
     stats.num_rows = output.sequences.shape[0]

@@ -26,7 +26,8 @@ def finish(session: Session) -> Tensor | SpeculativeDecoderOnlyOutput:
         stats.num_target_forwards += session.lane.num_forwards
     if session.drafter is not None:
         stats.num_draft_forwards += session.drafter.num_forwards
-    stats.num_new_tokens = sum(len(tokens) for tokens in session.sequences.new_tokens)
+    # The prefill gave each row its first token; padding is no token.
+    stats.num_new_tokens = stats.num_rows + sum(record.num_committed_tokens for record in stats.rounds)
     stats.total_seconds = time.perf_counter() - request.started
     if not request.generation_config.return_dict_in_generate:
         return sequences

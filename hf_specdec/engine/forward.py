@@ -197,6 +197,16 @@ class Lane:
         self.num_forwards += 1
         return self.model(**arguments)
 
+    @property
+    def windows(self) -> list[int | None] | None:
+        """Each layer's sliding window, or None when no layer slides."""
+        window = self.layout.sliding_window
+        if window is None:
+            return None
+        config = self.model.config.get_text_config(decoder=True)
+        kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+        return [window if kind == "sliding_attention" else None for kind in kinds]
+
     def select_rows(self, rows: Tensor) -> None:
         """Keep only `rows` (indices `[kept]`)."""
         before = self._batch_size()

@@ -29,6 +29,7 @@ def lockstep_round(session: Session, proposal: Proposal | None) -> tuple[list[in
     sequences = session.sequences
     proposal = _with_padded_rows(session, proposal)
     outputs, logits = run_target(session, proposal)
+    windows = session.lane.windows if session.lane is not None else None
     num_positions = logits.shape[1]
     before = [len(tokens) for tokens in sequences.new_tokens]
     accepted = [0] * sequences.num_rows
@@ -37,7 +38,7 @@ def lockstep_round(session: Session, proposal: Proposal | None) -> tuple[list[in
     for position, (scores, tokens, has_accepted) in enumerate(decide(session, proposal, logits)):
         was_finished = list(sequences.is_finished)
         session.recorder.add_token(logits[:, position], scores)
-        session.recorder.add_position(outputs, position, num_positions)
+        session.recorder.add_position(outputs, position, num_positions, windows)
         commit_column(session, tokens)
         if position < num_positions - 1:
             for row, was_accepted in enumerate(has_accepted):

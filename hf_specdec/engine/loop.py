@@ -54,7 +54,13 @@ def run_round(session: Session) -> None:
     num_draft_tokens = _next_num_draft_tokens(session)
     proposal = _propose(session, num_draft_tokens) if num_draft_tokens else None
     drafted = stopwatch.mark()
-    rows = tuple(session.sequences.rows)
+    rows = session.sequences.rows
+    # In lockstep finished rows stay in the batch as padding, which is nothing that a round achieved.
+    counted = [
+        position
+        for position, row in enumerate(rows)
+        if not (session.sequences.is_finished[row] and session.stops.pads_finished_rows)
+    ]
     if session.is_stepwise:
         accepted, evaluated, committed = lockstep_round(session, proposal)
         verified = stopwatch.mark()
@@ -73,10 +79,10 @@ def run_round(session: Session) -> None:
     ended = stopwatch.mark()
     record = RoundRecord(
         num_draft_tokens=proposal.token_ids.shape[1] if proposal is not None else 0,
-        rows=rows,
-        num_accepted_tokens=tuple(accepted),
-        num_evaluated_tokens=tuple(evaluated),
-        committed_token_ids=tuple(committed),
+        rows=tuple(rows[position] for position in counted),
+        num_accepted_tokens=tuple(accepted[position] for position in counted),
+        num_evaluated_tokens=tuple(evaluated[position] for position in counted),
+        committed_token_ids=tuple(committed[position] for position in counted),
         draft_seconds=stopwatch.seconds(started, drafted),
         verify_seconds=stopwatch.seconds(drafted, verified),
         round_seconds=stopwatch.seconds(started, ended),

@@ -41,8 +41,10 @@ def open_session(request: Request) -> Session:
         or (num_rows > 1 and recorder.wants_scores)
         or (num_rows > 1 and stops.stops_rows_apart and not stops.pads_finished_rows)
     )
+    mask = request.model_kwargs.get("attention_mask")
     stats = SpeculationStats(
-        num_prompt_tokens=input_ids.numel(),
+        # sync: once per call, and only when something is padded.
+        num_prompt_tokens=input_ids.numel() if mask is None else int(mask[:, -input_ids.shape[1] :].sum().item()),
         num_rows=num_rows,
         verification=request.config.verification,
         is_lockstep=is_stepwise and num_rows > 1,

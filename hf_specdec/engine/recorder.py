@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,15 +47,22 @@ class Recorder:
         if self.scores is not None:
             self.scores.append(scores.clone())
 
-    def add_position(self, outputs: Any, position: int, num_positions: int) -> None:
-        """Keep the states of one of the round's positions: `[B, 1, H]` and `[B, heads, 1, keys]` per layer."""
+    def add_position(
+        self, outputs: Any, position: int, num_positions: int, windows: Sequence[int | None] | None
+    ) -> None:
+        """Keep the states of one of the round's positions: `[B, 1, H]` and `[B, heads, 1, keys]` per layer.
+
+        `windows` holds each layer's sliding window, outside of which plain decoding has no keys; None: no layer slides.
+        """
         if self.hidden_states is not None:
             self.hidden_states.append(tuple(layer[:, position : position + 1] for layer in outputs.hidden_states))
-        if self.attentions is not None:
-            later = num_positions - 1 - position
-            self.attentions.append(
-                tuple(layer[:, :, position : position + 1, : layer.shape[-1] - later] for layer in outputs.attentions)
-            )
+        if self.attentions is None:
+            return
+        later = num_positions - 1 - position
+        rows = [layer[:, :, position : position + 1, : layer.shape[-1] - later] for layer in outputs.attentions]
+        if windows is not None:
+            rows = [row if window is None else row[..., -window:] for row, window in zip(rows, windows, strict=True)]
+        self.attentions.append(tuple(rows))
 
     def scores_so_far(self) -> tuple[Tensor, ...] | None:
         """Return what plain decoding hands to stopping criteria."""
