@@ -165,6 +165,17 @@ def _inner_model(model: Any) -> PreTrainedModel:
     return inner
 
 
+def _reduce(model: Any, protocol: Any) -> Any:
+    """Pickle an enabled model by its original class: the swapped one has no place in any module."""
+    _, _, *state = object.__reduce_ex__(model, max(2, int(protocol)))
+    return _revived, (type(model)._specdec_original_class,), *state
+
+
+def _revived(original: type) -> Any:
+    speculative = _speculative_class(original)
+    return speculative.__new__(speculative)
+
+
 def _speculative_class(original: type) -> type:
     with _lock:
         if original not in _classes:
@@ -177,6 +188,7 @@ def _speculative_class(original: type) -> type:
                     "__qualname__": original.__qualname__,
                     "__doc__": original.__doc__,
                     "_specdec_original_class": original,
+                    "__reduce_ex__": _reduce,
                 },
             )
         return _classes[original]
@@ -220,7 +232,7 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
                 streamer=streamer,
                 **prepared,
             )
-            return _with_plain_stats(output, reason, started)
+            return _with_plain_stats(output, reason, started, input_ids.shape[1])
         request = Request(
             model=model,
             input_ids=input_ids,
@@ -276,7 +288,9 @@ def _plain(
 ) -> Any:
     """Decode without the draft, say so once, and note it in the stats."""
     _say_plain(config, reason)
-    return _with_plain_stats(host_generate(**arguments), reason, started)
+    ids = arguments.get("inputs", arguments.get("input_ids"))
+    prompt_width = ids.shape[1] if isinstance(ids, torch.Tensor) and ids.ndim == 2 else 0
+    return _with_plain_stats(host_generate(**arguments), reason, started, prompt_width)
 
 
 def _say_plain(config: SpeculativeConfig, reason: str) -> None:
@@ -288,12 +302,14 @@ def _say_plain(config: SpeculativeConfig, reason: str) -> None:
     warnings.warn(f"Decoding without the draft: {reason}.", SpeculationWarning, stacklevel=6)
 
 
-def _with_plain_stats(output: Any, reason: str, started: float) -> Any:
-    """Return the host's output, with stats where it is an object."""
+def _with_plain_stats(output: Any, reason: str, started: float, prompt_width: int) -> Any:
+    """Return the host's output, with stats where it is an object; padding counts as tokens here."""
     if isinstance(output, torch.Tensor):
         return output
     stats = SpeculationStats(lane="plain", fallbacks=[reason], total_seconds=time.perf_counter() - started)
-    stats.num_rows = output.sequences.shape[0]
+    stats.num_rows, width = output.sequences.shape
+    stats.num_prompt_tokens = stats.num_rows * prompt_width
+    stats.num_new_tokens = stats.num_rows * (width - prompt_width)
     names = [
         name
         for name in ("sequences", "scores", "logits", "attentions", "hidden_states", cache_field())
@@ -310,10 +326,6 @@ def _take_stop_strings(arguments: dict[str, Any], settings: Settings) -> None:
     tokenizer = arguments.pop("tokenizer", None)
     if stop_strings is None:
         return
-    if tokenizer is None:
-        raise UnsupportedGenerationError(
-            "`stop_strings` are matched by their tokens, but no `tokenizer` was given. Pass the target's `tokenizer=`."
-        )
     criteria = StoppingCriteriaList(arguments.get("stopping_criteria") or [])
     criteria.append(StopStringCriteria(tokenizer, stop_strings))
     arguments["stopping_criteria"] = criteria

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel
-from transformers.generation.configuration_utils import GenerationMode
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
@@ -16,6 +15,13 @@ from hf_specdec.engine.probe import Verdict, probe
 from hf_specdec.errors import InvalidConfigError, UnsupportedGenerationError
 
 CACHE_KEYWORDS = ("cache", "past_key_values", "cache_params")
+OTHER_SPECULATION = ("assistant_early_exit", "prompt_lookup_num_tokens", "speculation_type", "use_mtp")
+OTHER_MODES = {
+    "constraints": "constrained beam search",
+    "dola_layers": "DoLa decoding",
+    "force_words_ids": "constrained beam search",
+    "penalty_alpha": "contrastive search",
+}
 UNSUPPORTED_CACHES = ("quantized", "offloaded", "offloaded_static", "paged")
 
 
@@ -86,8 +92,12 @@ def checked_settings(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple
         )
     _refuse_other_modes(settings)
     _refuse_several_ranks(model, arguments)
+    if settings.get("stop_strings") is not None and arguments.get("tokenizer") is None:
+        raise UnsupportedGenerationError(
+            "`stop_strings` are matched by their tokens, but no `tokenizer` was given. Pass the target's `tokenizer=`."
+        )
     implementation = settings.get("cache_implementation")
-    if implementation in UNSUPPORTED_CACHES:
+    if isinstance(implementation, str) and implementation.startswith(UNSUPPORTED_CACHES):
         raise UnsupportedGenerationError(
             f"With `draft_model` the cache must stay on the device in the model's precision, but "
             f"`cache_implementation={implementation!r}` was given. Leave it out, or use 'dynamic' or 'static'."
@@ -104,22 +114,18 @@ def checked_settings(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple
 
 
 def _refuse_other_modes(settings: Settings) -> None:
-    probe_config = GenerationConfig()
-    for name in ("do_sample", "top_k", "penalty_alpha", "dola_layers", "constraints", "force_words_ids"):
-        value = settings.get(name)
-        if value is not None:
-            setattr(probe_config, name, value)
-    mode = probe_config.get_generation_mode()
-    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise UnsupportedGenerationError(
-            f"`draft_model` works with greedy search and sampling, but the arguments ask for {mode.value}. Leave out "
-            "either `draft_model` or the arguments of that mode."
-        )
-    if settings.get("prompt_lookup_num_tokens") is not None:
-        raise UnsupportedGenerationError(
-            "`prompt_lookup_num_tokens` and `draft_model` are two ways to speculate, but both were given. Pass only "
-            "one of them."
-        )
+    for name in OTHER_SPECULATION:
+        if settings.get(name):
+            raise UnsupportedGenerationError(
+                f"`{name}` and `draft_model` are two ways to speculate, but both were given "
+                f"(`{name}={settings.get(name)!r}`). Pass only one of them."
+            )
+    for name, mode in OTHER_MODES.items():
+        if settings.get(name):
+            raise UnsupportedGenerationError(
+                f"`draft_model` works with greedy search and sampling, but `{name}={settings.get(name)!r}` asks for "
+                f"{mode}. Leave out either `draft_model` or `{name}`."
+            )
 
 
 def _refuse_several_ranks(model: PreTrainedModel, arguments: dict[str, Any]) -> None:

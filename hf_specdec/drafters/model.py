@@ -139,7 +139,7 @@ class ModelDrafter:
         """Return tokens `[B]`, the law they were drawn from `[B, V]` (None when greedy), and where it was NaN `[B]`."""
         if not self.do_sample:
             best, token = scores.max(dim=-1)
-            return token, None, best.isnan()
+            return token, None, ~best.isfinite()
         law = scores.softmax(dim=-1)
         is_broken = law[:, 0].isnan()
         # A broken row proposes token 0 for sure: a valid law, so the answer stays exact until drafting is switched off.

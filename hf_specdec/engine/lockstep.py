@@ -46,7 +46,8 @@ def lockstep_round(session: Session, proposal: Proposal | None) -> tuple[list[in
                 accepted[row] += was_accepted
         # A row that ends here is padded from the next token on, which this round's forward did not feed.
         is_news = sequences.is_finished != was_finished
-        everyone_accepted = all(ok or done for ok, done in zip(has_accepted, was_finished, strict=True))
+        is_padding = [done and session.stops.pads_finished_rows for done in was_finished]
+        everyone_accepted = all(ok or pad for ok, pad in zip(has_accepted, is_padding, strict=True))
         if is_news or not everyone_accepted:
             break
     committed = [tuple(tokens[start:]) for tokens, start in zip(sequences.new_tokens, before, strict=True)]

@@ -101,6 +101,15 @@ def _next_num_draft_tokens(session: Session) -> int:
     limit = session.request.config.num_draft_tokens if remaining is None else remaining - 1
     if limit < 1:
         return 0
+    if (context := session.target_context()) is not None:
+        # A verify forward must not look past the target's last position, also not for the row in front.
+        lengths = session.sequences.lengths
+        if context - min(lengths) < 1:
+            session.stop_drafting("the text has outgrown the target's context", is_failure=False)
+            return 0
+        limit = min(limit, context - max(lengths))
+        if limit < 1:
+            return 0
     room = session.drafter.limit()
     if room is not None and room < 1:
         session.stop_drafting("the text has outgrown the draft's context", is_failure=False)

@@ -33,7 +33,9 @@ class Sequences:
         """Start from a prompt `[B, W]`; the buffer has room for `capacity` columns and grows."""
         num_rows, self.num_prompt_columns = input_ids.shape
         self.device = input_ids.device
-        self.buffer = input_ids.new_zeros(num_rows, max(capacity, self.num_prompt_columns + 1))
+        # Ids of 32 bits are welcome as a prompt; from the first new token on the host, too, has 64.
+        shape = (num_rows, max(capacity, self.num_prompt_columns + 1))
+        self.buffer = torch.zeros(shape, dtype=torch.long, device=self.device)
         self.buffer[:, : self.num_prompt_columns] = input_ids
         self.num_rows = num_rows
         self.rows = list(range(num_rows))
@@ -101,7 +103,7 @@ class Sequences:
         """Return prompt and committed tokens `[B, width]`, shorter rows padded on the right."""
         width = max(len(tokens) for tokens in self.new_tokens)
         rows = [tokens + [pad_token_id or 0] * (width - len(tokens)) for tokens in self.new_tokens]
-        return torch.cat([input_ids, torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)], dim=1)
+        return torch.cat([input_ids, torch.tensor(rows, device=input_ids.device)], dim=1)
 
     def _columns(self, span: Span, num_tokens: int) -> Tensor:
         assert span.starts is not None, "rows without a common start have starts of their own"

@@ -94,6 +94,12 @@ class Session:
             return None
         return self.max_length - min(self.sequences.lengths)
 
+    def target_context(self) -> int | None:
+        """Return how many positions the target knows, None when it does not say."""
+        config = self.request.model.config.get_text_config(decoder=True)
+        limit: int | None = getattr(config, "max_position_embeddings", None)
+        return limit
+
     def stop_drafting(self, reason: str, error: BaseException | None = None, *, is_failure: bool = True) -> None:
         """Go on without the draft: the answer must not suffer from it.
 
