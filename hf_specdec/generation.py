@@ -167,13 +167,12 @@ def _inner_model(model: Any) -> PreTrainedModel:
 
 def _reduce(model: Any, protocol: Any) -> Any:
     """Pickle an enabled model by its original class: the swapped one has no place in any module."""
-    _, _, *state = object.__reduce_ex__(model, max(2, int(protocol)))
-    return _revived, (type(model)._specdec_original_class,), *state
+    reduced: Any = object.__reduce_ex__(model, max(2, int(protocol)))
+    return _revived, (type(model)._specdec_original_class,), *reduced[2:]
 
 
 def _revived(original: type) -> Any:
-    speculative = _speculative_class(original)
-    return speculative.__new__(speculative)
+    return object.__new__(_speculative_class(original))
 
 
 def _speculative_class(original: type) -> type:

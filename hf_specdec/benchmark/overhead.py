@@ -75,7 +75,7 @@ class ForwardTimer:
                 self.count += 1
 
         functools.update_wrapper(timed, original)
-        model.forward = timed  # type: ignore[method-assign]
+        model.forward = timed
         try:
             yield
         finally:

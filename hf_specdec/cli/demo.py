@@ -150,7 +150,7 @@ def _load(num_parameters: int, dtype: str) -> DemoPair:
     import hf_specdec
     from hf_specdec.demo import load_demo_pair
 
-    disable_progress_bar()  # type: ignore[no-untyped-call]  # bars would draw over the spinner
+    disable_progress_bar()  # bars would draw over the spinner
     pair = load_demo_pair(num_parameters=num_parameters, dtype=getattr(torch, dtype))
     hf_specdec.enable(pair.target)
     return pair

@@ -59,7 +59,7 @@ class RaggedLayer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, cursor: Cursor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.cursor = cursor
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

@@ -16,6 +16,7 @@ import torch
 from transformers import DynamicCache, LlamaForCausalLM, MistralForCausalLM, PreTrainedModel
 
 import hf_specdec
+import models
 from integration.comparing import KINDS
 from integration.harness import (
     CACHE_NAME,
@@ -23,6 +24,7 @@ from integration.harness import (
     RaisingProcessor,
     admit,
     assert_same_cache,
+    build_gpt2,
     build_mistral,
     cached_length,
     cached_states,
@@ -54,7 +56,7 @@ def with_cache(cache: Any) -> dict[str, Any]:
 def first_turn(model: PreTrainedModel, batch: int, cache: Any, **options: Any) -> Inputs:
     """Fill `cache` with a first turn and return the second turn's prompt: everything so far and three new tokens."""
     inputs = prompts_of(batch)
-    ids = greedy(model, inputs, max_new_tokens=10, **with_cache(cache), **options)
+    ids = greedy(model, inputs, **{"max_new_tokens": 10, **with_cache(cache), **options})
     ids = torch.cat([ids, USER_TURN.expand(batch, -1)], dim=1)
     num_new = ids.shape[1] - inputs["input_ids"].shape[1]
     mask = torch.cat([inputs["attention_mask"], torch.ones(batch, num_new, dtype=torch.long)], dim=1)
@@ -183,6 +185,24 @@ def test_a_prompt_read_in_chunks_gives_the_plain_text(
         inputs = first_turn(target, 3, cache) if has_cache else prompts_of(3)
         options = {"max_new_tokens": 16, "prefill_chunk_size": 2}
         outputs.append(greedy(target, inputs, **options, **extra, **with_cache(cache)))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("num_tokens", [16, 17])
+def test_a_second_turn_that_ends_within_the_targets_context_does_not_overrun_it(num_tokens: int) -> None:
+    target = build_gpt2(32, seed=5)
+    hf_specdec.enable(target)
+    outputs = []
+    for extra in ({}, {"draft_model": models.build_target()}):
+        cache = dynamic_cache(target)
+        everything = first_turn(target, 1, cache, max_new_tokens=6)
+        assert everything["input_ids"].shape[1] + 17 == 32
+        text = greedy(target, everything, max_new_tokens=17)[0, -17:].tolist()
+        eos = text[num_tokens - 1]
+        assert text.index(eos) == num_tokens - 1
+        # The limit is far beyond the context, but the text is not: plain decoding never gets there.
+        options = {"max_new_tokens": 60, "eos_token_id": eos}
+        outputs.append(greedy(target, only_new_ids(everything, cache), **options, **with_cache(cache), **extra))
     assert torch.equal(*outputs)
 
 
