@@ -3,7 +3,7 @@
 Run it on an otherwise idle machine: `python -m hf_specdec.benchmark.demo_pair --output results.json`. For each workload
 every method generates the same tokens from the same prompts; a repeat goes once through all methods before the next
 starts, so that a slow minute of the machine hits all of them. Speed-ups are medians over repeats of the ratio to the
-plain run of the same repeat.
+plain run of the same repeat, after the first token (what a draft can change) and of the whole call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from transformers.generation.streamers import BaseStreamer
@@ -28,8 +28,8 @@ from transformers.generation.streamers import BaseStreamer
 import hf_specdec
 from hf_specdec.demo import DEMO_PROMPTS, DemoPair, load_demo_pair
 
-ASSISTED_LENGTHS = (1, 2, 3, 4, 5, 6, 8)
-Run = Callable[[Any], Any]
+ASSISTED_LENGTHS = "1,2,3,4,5,6,8"
+Run = Callable[[Any], tuple[Any, float, float]]
 
 
 class FirstToken(BaseStreamer):
@@ -50,12 +50,14 @@ class FirstToken(BaseStreamer):
         """Nothing is left to do."""
 
 
-def methods(pair: DemoPair, lengths: list[int], settings: dict[str, Any]) -> dict[str, Run]:
+def methods(
+    pair: DemoPair, lengths: list[int], assisted_lengths: list[int], settings: dict[str, Any]
+) -> dict[str, Run]:
     """Return every method as a function of the encoded prompt."""
     target: Any = pair.target
     draft = pair.draft
     runs: dict[str, Run] = {"plain": partial(_run, target, settings)}
-    for length in ASSISTED_LENGTHS:
+    for length in assisted_lengths:
         assistant = copy.deepcopy(draft)
         assistant.generation_config.num_assistant_tokens = length
         assistant.generation_config.num_assistant_tokens_schedule = "constant"
@@ -67,81 +69,63 @@ def methods(pair: DemoPair, lengths: list[int], settings: dict[str, Any]) -> dic
     return runs
 
 
-def _run(target: Any, settings: dict[str, Any], inputs: Any) -> Any:
-    return target.generate(**inputs, **settings)
+def _run(target: Any, settings: dict[str, Any], inputs: Any) -> tuple[Any, float, float]:
+    """Generate once; return the output and the seconds until the first token and until the end."""
+    streamer = FirstToken()
+    started = time.perf_counter()
+    output = target.generate(**inputs, **settings, streamer=streamer)
+    return output, streamer.seconds, time.perf_counter() - started
 
 
-def measure_workload(
-    pair: DemoPair, prompts: list[str], lengths: list[int], repeats: int, settings: dict[str, Any]
-) -> dict[str, Any]:
+def measure_workload(pair: DemoPair, prompts: list[str], runs: dict[str, Run], repeats: int) -> dict[str, Any]:
     """Time all methods on one workload and check that greedy outputs agree with plain decoding."""
-    runs = methods(pair, lengths, settings)
     inputs = [pair.tokenizer(prompt, return_tensors="pt") for prompt in prompts]
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
-    first: dict[str, list[float]] = {"plain": [], "draft_model": []}
+    times: dict[str, list[Times]] = {name: [] for name in runs}
     differing: dict[str, int] = dict.fromkeys(runs, 0)
-    acceptance: dict[str, float] = {}
-    for repeat in range(repeats + 1):
+    acceptance: dict[str, list[float]] = {}
+    for repeat in range(repeats):
         plain_ids: list[torch.Tensor] = []
         for name, run in runs.items():
-            elapsed = 0.0
+            first = total = 0.0
             for index, encoded in enumerate(inputs):
                 torch.manual_seed(1000 * repeat + index)
-                started = time.perf_counter()
-                output = run(encoded)
-                elapsed += time.perf_counter() - started
+                output, first_seconds, seconds = run(encoded)
+                first, total = first + first_seconds, total + seconds
                 ids = output if isinstance(output, torch.Tensor) else output.sequences
-                if name == "plain":
-                    plain_ids.append(ids)
-                elif repeat == 0:
-                    differing[name] += not torch.equal(ids, plain_ids[index])
-                if not isinstance(output, torch.Tensor) and index == 0:
-                    acceptance[name] = output.speculation.token_acceptance_rate
-            if repeat:  # the first repeat warms up
-                seconds[name].append(elapsed)
-        if repeat:
-            for name, values in first_token_seconds(pair, inputs[0], lengths[0], settings).items():
-                first[name].append(values)
-    return summary(seconds, first, differing, acceptance, settings["max_new_tokens"] * len(prompts))
+                plain_ids += [ids] if name == "plain" else []
+                differing[name] += repeat == 0 and not torch.equal(ids, plain_ids[index])
+                if not isinstance(output, torch.Tensor):
+                    acceptance.setdefault(name, []).append(output.speculation.mean_acceptance_length)
+            times[name].append(Times(first, total))
+    return {name: summary(times["plain"], own, differing[name], acceptance.get(name)) for name, own in times.items()}
 
 
-def first_token_seconds(pair: DemoPair, inputs: Any, length: int, settings: dict[str, Any]) -> dict[str, float]:
-    """Return the time to the first streamed token without and with the draft."""
-    result = {}
-    short = {**settings, "max_new_tokens": 8, "min_new_tokens": 8}
-    for name, extra in (("plain", {}), ("draft_model", {"draft_model": pair.draft, "num_draft_tokens": length})):
-        streamer = FirstToken()
-        target: Any = pair.target
-        target.generate(**inputs, **short, **extra, streamer=streamer)
-        result[name] = streamer.seconds
+class Times(NamedTuple):
+    """Seconds until the first token and until the end, summed over the prompts of one repeat."""
+
+    first: float
+    total: float
+
+
+def summary(plain: list[Times], own: list[Times], num_differing: int, lengths: list[float] | None) -> dict[str, Any]:
+    """Return medians over repeats of the ratios to the plain run of the same repeat, with their range."""
+    decoding = [(p.total - p.first) / (o.total - o.first) for p, o in zip(plain, own, strict=True)]
+    whole = [p.total / o.total for p, o in zip(plain, own, strict=True)]
+    first = [o.first / p.first for p, o in zip(plain, own, strict=True)]
+    result = {
+        "speedup_after_first_token": _with_range(decoding),
+        "speedup_of_the_call": _with_range(whole),
+        "time_to_first_token_ratio": _with_range(first),
+        "seconds_after_first_token": round(statistics.median(o.total - o.first for o in own), 3),
+        "num_differing_outputs": num_differing,
+    }
+    if lengths is not None:
+        result["mean_acceptance_length"] = round(statistics.mean(lengths), 2)
     return result
 
 
-def summary(
-    seconds: dict[str, list[float]],
-    first: dict[str, list[float]],
-    differing: dict[str, int],
-    acceptance: dict[str, float],
-    num_tokens: int,
-) -> dict[str, Any]:
-    """Return medians and quartiles of speed-ups, one entry per method."""
-    rows = {}
-    for name, values in seconds.items():
-        ratios = [plain / value for plain, value in zip(seconds["plain"], values, strict=True)]
-        quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
-        rows[name] = {
-            "tokens_per_second": round(num_tokens / statistics.median(values), 2),
-            "speedup": round(statistics.median(ratios), 3),
-            "speedup_quartiles": [round(quartiles[0], 3), round(quartiles[2], 3)],
-            "num_differing_outputs": differing[name],
-            **({"token_acceptance_rate": round(acceptance[name], 3)} if name in acceptance else {}),
-        }
-    ratios = [ours / plain for plain, ours in zip(first["plain"], first["draft_model"], strict=True)]
-    return {
-        "methods": rows,
-        "time_to_first_token_seconds": {name: round(statistics.median(v), 4) for name, v in first.items()},
-        "time_to_first_token_ratio": round(statistics.median(ratios), 3),
-    }
+def _with_range(ratios: list[float]) -> dict[str, float]:
+    return {"median": round(statistics.median(ratios), 3), "min": round(min(ratios), 3), "max": round(max(ratios), 3)}
 
 
 def provenance(options: argparse.Namespace) -> dict[str, Any]:
@@ -171,6 +155,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", default="code,docs,json,prose")
     parser.add_argument("--lengths", default="5", help="our draft lengths, comma-separated; the first is the default's")
+    parser.add_argument("--assisted-lengths", default=ASSISTED_LENGTHS, help="constant lengths for `assistant_model`")
+    parser.add_argument("--num-prompts", type=int, default=4, help="prompts per workload")
     parser.add_argument("--num-parameters", type=int, default=300_000_000)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--max-new-tokens", type=int, default=64)
@@ -189,17 +175,22 @@ def main() -> None:
     }
     if options.temperature > 0:
         settings.update(temperature=options.temperature, top_k=0)
-    lengths = [int(length) for length in options.lengths.split(",")]
+    lengths, assisted_lengths = (
+        [int(length) for length in text.split(",")] for text in (options.lengths, options.assisted_lengths)
+    )
+    runs = methods(pair, lengths, assisted_lengths, settings)
+    for run in methods(
+        pair, lengths, assisted_lengths, {**settings, "max_new_tokens": 8, "min_new_tokens": 8}
+    ).values():
+        run(pair.tokenizer(DEMO_PROMPTS["code"][0], return_tensors="pt"))  # the warm-up
     results: dict[str, Any] = {"provenance": provenance(options), "workloads": {}}
     for workload in options.workloads.split(","):
         sys.stderr.write(f"{workload} …\n")
-        results["workloads"][workload] = measure_workload(
-            pair, DEMO_PROMPTS[workload], lengths, options.repeats, settings
-        )
-    text = json.dumps(results, indent=2)
-    sys.stdout.write(text + "\n")
-    if options.output is not None:
-        options.output.write_text(text + "\n")
+        prompts = DEMO_PROMPTS[workload][: options.num_prompts]
+        results["workloads"][workload] = measure_workload(pair, prompts, runs, options.repeats)
+        if options.output is not None:
+            options.output.write_text(json.dumps(results, indent=2) + "\n")
+    sys.stdout.write(json.dumps(results, indent=2) + "\n")
 
 
 if __name__ == "__main__":

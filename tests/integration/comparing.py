@@ -33,7 +33,11 @@ def plain(model: PreTrainedModel, inputs: Mapping[str, Tensor], **arguments: Any
 
 
 def same_as_plain(
-    model: PreTrainedModel, draft: PreTrainedModel, inputs: Mapping[str, Tensor], num_draft_tokens: int, **arguments: Any
+    model: PreTrainedModel,
+    draft: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    num_draft_tokens: int,
+    **arguments: Any,
 ) -> SpeculationStats:
     """Assert that decoding with the draft gives the ids of plain decoding, and return what happened."""
     wanted = plain(model, inputs, **fresh(arguments))
@@ -59,9 +63,7 @@ def same_for_all_drafts(
     **arguments: Any,
 ) -> dict[str, SpeculationStats]:
     """Assert the ids of plain decoding with each draft, and that all `outcomes` occurred with one draft or another."""
-    stats = {
-        kind: same_as_plain(model, draft, inputs, num_draft_tokens, **arguments) for kind, draft in drafts.items()
-    }
+    stats = {kind: same_as_plain(model, draft, inputs, num_draft_tokens, **arguments) for kind, draft in drafts.items()}
     seen = set().union(*(outcomes_of(s.rounds) for s in stats.values()))
     assert set(outcomes) <= seen
     return stats

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from integration.comparing import prompts
 from transformers import (
     DynamicCache,
     GPT2Config,
@@ -23,7 +24,6 @@ from transformers import (
 
 import models
 from hf_specdec.engine.probe import probe
-from integration.comparing import prompts
 
 PROMPT = torch.tensor([[1, 5, 9, 12, 33, 7]])
 # transformers 5.24 calls the argument `cache`; 5.17 knows only the older name.

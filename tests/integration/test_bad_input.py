@@ -11,6 +11,19 @@ from typing import Any
 
 import pytest
 import torch
+from integration.comparing import KINDS
+from integration.harness import (
+    PROMPT,
+    admit,
+    build_gpt2,
+    failing,
+    greedy,
+    prompts_of,
+    spoiled,
+    state_of,
+    token_after,
+    watched,
+)
 from transformers import (
     LlamaForCausalLM,
     MambaConfig,
@@ -35,19 +48,6 @@ from hf_specdec import (
 from hf_specdec.config import FOREIGN_SPELLINGS
 from hf_specdec.engine import probe
 from hf_specdec.engine.forward import Lane
-from integration.comparing import KINDS
-from integration.harness import (
-    PROMPT,
-    admit,
-    build_gpt2,
-    failing,
-    greedy,
-    prompts_of,
-    spoiled,
-    state_of,
-    token_after,
-    watched,
-)
 
 Drafts = dict[str, LlamaForCausalLM]
 NUM_TOKENS = 12

@@ -13,10 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LlamaForCausalLM, MistralForCausalLM, PreTrainedModel
-
-import hf_specdec
-import models
 from integration.comparing import KINDS
 from integration.harness import (
     CACHE_NAME,
@@ -37,6 +33,10 @@ from integration.harness import (
     token_after,
     watched,
 )
+from transformers import DynamicCache, LlamaForCausalLM, MistralForCausalLM, PreTrainedModel
+
+import hf_specdec
+import models
 
 Inputs = dict[str, torch.Tensor]
 Drafts = dict[str, LlamaForCausalLM]

@@ -5,10 +5,24 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 import pytest
 import torch
+from integration.comparing import (
+    EVERY_OUTCOME,
+    KINDS,
+    assert_same_ids,
+    ids_that_end_rows_apart,
+    new_tokens,
+    num_tokens_until,
+    outcomes_of,
+    plain,
+    prompts,
+    same_as_plain,
+    same_for_all_drafts,
+)
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -30,19 +44,6 @@ from transformers import (
 import hf_specdec
 import models
 from hf_specdec import SpeculationWarning, SpeculativeConfig
-from integration.comparing import (
-    EVERY_OUTCOME,
-    KINDS,
-    assert_same_ids,
-    ids_that_end_rows_apart,
-    new_tokens,
-    num_tokens_until,
-    outcomes_of,
-    plain,
-    prompts,
-    same_as_plain,
-    same_for_all_drafts,
-)
 
 LENGTHS = {1: [6], 3: [3, 6, 11], 8: [1, 3, 6, 11, 2, 7, 4, 9]}
 Models = tuple[PreTrainedModel, dict[str, PreTrainedModel]]
@@ -238,9 +239,7 @@ def test_never_drafts_more_than_the_length_limit_leaves_room_for(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_limit_of_one_more_token_gives_one_token(
-    target: LlamaForCausalLM, drafts: dict[str, Any], kind: str
-) -> None:
+def test_a_limit_of_one_more_token_gives_one_token(target: LlamaForCausalLM, drafts: dict[str, Any], kind: str) -> None:
     inputs = prompts(LENGTHS[3])
     width = inputs["input_ids"].shape[1]
     stats = same_as_plain(target, drafts[kind], inputs, 5, max_length=width + 1)
@@ -515,6 +514,7 @@ def test_repeated_calls_run_the_same_rounds_and_leave_the_settings_alone(
     before = [model.generation_config.to_dict() for model in (target, draft)]
     inputs = prompts(LENGTHS[3])
     runs = [same_as_plain(target, draft, inputs, 4, max_new_tokens=12) for _ in range(5)]
-    lists = [[(r.num_draft_tokens, r.rows, r.num_accepted_tokens, r.committed_token_ids) for r in s.rounds] for s in runs]
+    fields = attrgetter("num_draft_tokens", "rows", "num_accepted_tokens", "committed_token_ids")
+    lists = [[fields(record) for record in stats.rounds] for stats in runs]
     assert lists[1:] == lists[:-1]
     assert [model.generation_config.to_dict() for model in (target, draft)] == before

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from integration.comparing import KINDS
+from integration.harness import PROMPT, RaisingProcessor, admit, failing, greedy, prompts_of, state_of, watched
 from transformers import AutoModelForCausalLM, GenerationConfig, GenerationMixin, LlamaForCausalLM, PreTrainedModel
 
 import hf_specdec
@@ -21,8 +23,6 @@ import models
 from hf_specdec import SpeculativeConfig, SpeculativeGenerationMixin
 from hf_specdec import generation as extension
 from hf_specdec.engine import probe
-from integration.comparing import KINDS
-from integration.harness import PROMPT, RaisingProcessor, admit, failing, greedy, prompts_of, state_of, watched
 
 Drafts = dict[str, LlamaForCausalLM]
 NUM_TOKENS = 12
@@ -223,6 +223,40 @@ def test_a_seed_gives_the_same_text_whether_or_not_the_trial_forwards_ran(
         torch.manual_seed(7)
         texts.append(target.generate(**prompts_of(batch), do_sample=True, max_new_tokens=NUM_TOKENS, draft_model=draft))
     assert torch.equal(*texts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", ["rows apart", "lockstep"])
+def test_a_seed_gives_the_same_text_whatever_the_default_precision(
+    target: LlamaForCausalLM, drafts: Drafts, dtype: torch.dtype, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hf_specdec.enable(target)
+    drawn: set[torch.dtype] = set()
+    draw = torch.rand
+
+    def note(*args: Any, **kwargs: Any) -> torch.Tensor:
+        numbers = draw(*args, **kwargs)
+        drawn.add(numbers.dtype)
+        return numbers
+
+    monkeypatch.setattr(torch, "rand", note)
+    # A processor that is not one of the host's makes rows move in lockstep, with draws of its own.
+    options = {"logits_processor": [RaisingProcessor(-1, ValueError())]} if mode == "lockstep" else {}
+    texts = []
+    for default in (torch.float32, dtype):
+        torch.set_default_dtype(default)
+        try:
+            torch.manual_seed(3)
+            texts.append(
+                target.generate(
+                    **prompts_of(3), do_sample=True, max_new_tokens=40, draft_model=drafts["noisy"], **options
+                )
+            )
+        finally:
+            torch.set_default_dtype(torch.float32)
+    assert torch.equal(*texts)
+    # With 8 bits, one number in 256 would be 0 and accept anything.
+    assert drawn <= {torch.float32}
 
 
 @pytest.mark.usefixtures("fresh_verdicts")

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
+from integration.comparing import KINDS, assert_same_ids, prompts
+from integration.harness import greedy
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 import hf_specdec
 import models
-from integration.comparing import KINDS, assert_same_ids, prompts
-from integration.harness import greedy
 
 Drafts = dict[str, LlamaForCausalLM]
 NUM_TOKENS = 100

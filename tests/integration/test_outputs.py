@@ -6,12 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
-from transformers.generation.utils import GenerateDecoderOnlyOutput
-
-import hf_specdec
-import models
-from hf_specdec import RoundRecord, SpeculationStats, SpeculativeDecoderOnlyOutput
 from integration.comparing import KINDS
 from integration.harness import (
     CACHE_NAME,
@@ -25,6 +19,12 @@ from integration.harness import (
     token_after,
     watched,
 )
+from transformers import LlamaForCausalLM
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+import hf_specdec
+import models
+from hf_specdec import RoundRecord, SpeculationStats, SpeculativeDecoderOnlyOutput
 
 Drafts = dict[str, LlamaForCausalLM]
 EVERYTHING = {

@@ -6,17 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    LlamaForCausalLM,
-    LogitsProcessor,
-    LogitsProcessorList,
-    RepetitionPenaltyLogitsProcessor,
-    SynthIDTextWatermarkingConfig,
-    TemperatureLogitsWarper,
-    WatermarkingConfig,
-)
-
-import hf_specdec
 from integration.comparing import (
     EVERY_OUTCOME,
     KINDS,
@@ -30,6 +19,17 @@ from integration.comparing import (
     prompts,
     same_for_all_drafts,
 )
+from transformers import (
+    LlamaForCausalLM,
+    LogitsProcessor,
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    SynthIDTextWatermarkingConfig,
+    TemperatureLogitsWarper,
+    WatermarkingConfig,
+)
+
+import hf_specdec
 
 Tensor = torch.Tensor
 Drafts = dict[str, LlamaForCausalLM]
@@ -168,9 +168,7 @@ def test_invalid_values_are_removed(target: LlamaForCausalLM, drafts: Drafts, le
 
 
 @both_batches
-def test_renormalised_logits_give_the_same_scores(
-    target: LlamaForCausalLM, drafts: Drafts, lengths: list[int]
-) -> None:
+def test_renormalised_logits_give_the_same_scores(target: LlamaForCausalLM, drafts: Drafts, lengths: list[int]) -> None:
     inputs = prompts(lengths)
     arguments = {
         "max_new_tokens": NUM_TOKENS,
@@ -291,9 +289,7 @@ def test_a_synthid_watermark_is_sampled_like_in_plain_decoding(
     config = SynthIDTextWatermarkingConfig(keys=[654, 400, 836], ngram_len=3)
     arguments = {"do_sample": True, "top_k": 1, "max_new_tokens": 12, "watermarking_config": config}
     inputs = prompts(RAGGED)
-    assert_same_ids(
-        plain(target, inputs, **arguments, draft_model=drafts[kind]), plain(target, inputs, **arguments)
-    )
+    assert_same_ids(plain(target, inputs, **arguments, draft_model=drafts[kind]), plain(target, inputs, **arguments))
 
 
 # --- the caller's own ---------------------------------------------------------------------------------------------

@@ -7,17 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    EosTokenCriteria,
-    GenerationConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
-
-import hf_specdec
-import models
 from integration.comparing import (
     KINDS,
     Fresh,
@@ -32,6 +21,17 @@ from integration.comparing import (
     same_as_plain,
     same_for_all_drafts,
 )
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+import hf_specdec
+import models
 
 Tensor = torch.Tensor
 Drafts = dict[str, LlamaForCausalLM]
@@ -78,9 +78,7 @@ def test_nothing_follows_an_end_inside_a_fully_accepted_block(
     inputs = prompts([6], seed=4)
     [row] = new_tokens(plain(target, inputs, max_new_tokens=24), inputs)
     assert row.index(row[position]) == position
-    stats = same_as_plain(
-        target, drafts["identical"], inputs, 16, max_new_tokens=24, eos_token_id=row[position]
-    )
+    stats = same_as_plain(target, drafts["identical"], inputs, 16, max_new_tokens=24, eos_token_id=row[position])
     assert stats.draft_lengths == [16]
     assert outcomes_of(stats.rounds) == {"full"}
     assert stats.num_committed_draft_tokens == position
@@ -293,7 +291,11 @@ def assert_same_calls(got: list[tuple[Tensor, Any]], wanted: list[tuple[Tensor, 
 
 
 def run_recorded(
-    target: LlamaForCausalLM, draft: LlamaForCausalLM, inputs: dict[str, Tensor], ends: list[int | None], **arguments: Any
+    target: LlamaForCausalLM,
+    draft: LlamaForCausalLM,
+    inputs: dict[str, Tensor],
+    ends: list[int | None],
+    **arguments: Any,
 ) -> None:
     """Assert equal ids and equal calls of a recording criterion."""
     width = inputs["input_ids"].shape[1]
@@ -388,9 +390,7 @@ class StopWhenSure(StoppingCriteria):
 
 
 @pytest.mark.parametrize("lengths", [[6], [3, 6, 11]], ids=["single", "batch"])
-def test_criteria_that_read_scores_get_them(
-    target: LlamaForCausalLM, drafts: Drafts, lengths: list[int]
-) -> None:
+def test_criteria_that_read_scores_get_them(target: LlamaForCausalLM, drafts: Drafts, lengths: list[int]) -> None:
     arguments = {
         "max_new_tokens": 40,
         "output_scores": True,
@@ -458,9 +458,7 @@ def test_stops_when_time_is_up(
     inputs = prompts(lengths)
     wanted = plain(target, inputs, max_new_tokens=100)
     monkeypatch.setattr("transformers.generation.stopping_criteria.time", Clock())
-    got = plain(
-        target, inputs, max_new_tokens=100, max_time=limit, draft_model=drafts[kind], num_draft_tokens=3
-    )
+    got = plain(target, inputs, max_new_tokens=100, max_time=limit, draft_model=drafts[kind], num_draft_tokens=3)
     num_new = got.shape[1] - inputs["input_ids"].shape[1]
     # The clock is read at least once a round, and a round brings at most four tokens to a row.
     assert 1 <= num_new <= 1 + 4 * (limit + 1)

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from integration.comparing import KINDS
+from integration.harness import PROMPT, admit, build_mistral, failing, greedy, prompts_of, spoiled, token_after
 from transformers import LlamaForCausalLM, LogitsProcessor, PreTrainedTokenizerFast, TextIteratorStreamer, TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
 import models
 from hf_specdec.engine import probe
-from integration.comparing import KINDS
-from integration.harness import PROMPT, admit, build_mistral, failing, greedy, prompts_of, spoiled, token_after
 
 Drafts = dict[str, LlamaForCausalLM]
 NUM_TOKENS = 16

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from accelerate import dispatch_model
+from integration.comparing import KINDS
+from integration.harness import PROMPT, greedy, prompts_of, state_of
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedTokenizerFast, pipeline
 
 import hf_specdec
 import models
-from integration.comparing import KINDS
-from integration.harness import PROMPT, greedy, prompts_of, state_of
 
 Drafts = dict[str, LlamaForCausalLM]
 NUM_TOKENS = 12
@@ -208,8 +208,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     load = AutoModelForCausalLM.from_pretrained
 
     def note(name: Any, *args: Any, **kwargs: Any) -> Any:
-        recorded.append((name, kwargs))
-        return load(name, *args, **kwargs)
+        model = load(name, *args, **kwargs)
+        recorded.append((model, kwargs))
+        return model
 
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", note)
     return recorded
@@ -267,14 +268,14 @@ def test_each_target_loads_its_own_draft(target: LlamaForCausalLM, draft_folder:
 
 
 def test_a_draft_by_folder_takes_the_targets_precision(
-    target: LlamaForCausalLM, drafts: Drafts, tmp_path: Path
+    target: LlamaForCausalLM, drafts: Drafts, tmp_path: Path, loads: list[Any]
 ) -> None:
-    folder = tmp_path / "half"
-    drafts["identical"].to(torch.bfloat16).save_pretrained(folder)
+    drafts["identical"].to(torch.bfloat16).save_pretrained(tmp_path)
     hf_specdec.enable(target)
-    stats = same_as_plain(target, str(folder))
-    # Weights were rounded once, on disk; the draft itself then runs in float32.
-    assert 0 < stats.acceptance_rate <= 1
+    # Its weights were rounded once, on disk, so it agrees with the target often but not always.
+    assert same_as_plain(target, str(tmp_path)).num_accepted_tokens > 0
+    [(draft, _)] = loads
+    assert {weight.dtype for weight in draft.parameters()} == {torch.float32}
 
 
 def test_a_draft_by_folder_leaves_the_global_precision_alone(target: LlamaForCausalLM, draft_folder: Path) -> None:
