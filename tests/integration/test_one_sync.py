@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 
 import pytest
@@ -54,6 +55,6 @@ def test_a_round_reads_the_device_once(target, drafts, reads_by_us, do_sample, n
         return_dict_in_generate=True,
     )
 
-    per_round = [later - earlier for earlier, later in zip(before_rounds, before_rounds[1:], strict=False)]
+    per_round = [later - earlier for earlier, later in itertools.pairwise(before_rounds)]
     assert output.speculation.num_rounds > 5
     assert set(per_round) == {1}, reads_by_us
