@@ -15,6 +15,11 @@ Each error also inherits the builtin that fits, so `except ValueError` around `g
 the rule, the value received and the remedy, in that order.
 """
 
+from __future__ import annotations
+
+import sys
+import warnings
+
 
 class SpecDecError(Exception):
     """Base of every error this package raises on purpose."""
@@ -42,3 +47,15 @@ class DraftFailedError(SpecDecError, RuntimeError):
 
 class SpeculationWarning(UserWarning):
     """Speculation was switched off or will not help; the generated text is unaffected."""
+
+
+def warn_caller(message: str) -> None:
+    """Warn with a `SpeculationWarning` that names the caller's line, however deep in the host's wrappers we are."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and _is_inside(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, SpeculationWarning, stacklevel=level)
+
+
+def _is_inside(module: str) -> bool:
+    return module.partition(".")[0] in {"hf_specdec", "transformers", "torch", "peft", "contextlib"}

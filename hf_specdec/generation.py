@@ -10,7 +10,6 @@ import copy
 import inspect
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -23,7 +22,7 @@ from hf_specdec.drafters.model import ModelDrafter
 from hf_specdec.engine.cache import refusal_of
 from hf_specdec.engine.loop import speculative_decode
 from hf_specdec.engine.session import Request, Session
-from hf_specdec.errors import SpeculationWarning, UnsupportedGenerationError
+from hf_specdec.errors import UnsupportedGenerationError, warn_caller
 from hf_specdec.loading import forget_drafts, resolve_draft
 from hf_specdec.metrics import SpeculationStats
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, cache_field
@@ -298,7 +297,7 @@ def _say_plain(config: SpeculativeConfig, reason: str) -> None:
             f"With `strict=True` a call that cannot speculate is an error, and {reason}. Leave `strict` out to decode "
             "plainly."
         )
-    warnings.warn(f"Decoding without the draft: {reason}.", SpeculationWarning, stacklevel=6)
+    warn_caller(f"Decoding without the draft: {reason}.")
 
 
 def _with_plain_stats(output: Any, reason: str, started: float, prompt_width: int) -> Any:

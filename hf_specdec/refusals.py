@@ -120,8 +120,11 @@ def _refuse_other_modes(settings: Settings) -> None:
                 f"`{name}` and `draft_model` are two ways to speculate, but both were given "
                 f"(`{name}={settings.get(name)!r}`). Pass only one of them."
             )
+    top_k = settings.get("top_k")
     for name, mode in OTHER_MODES.items():
-        if settings.get(name):
+        # The host, too, ignores this one when sampling.
+        is_ignored = name == "penalty_alpha" and (settings.get("do_sample") or (top_k is not None and top_k <= 1))
+        if settings.get(name) and not is_ignored:
             raise UnsupportedGenerationError(
                 f"`draft_model` works with greedy search and sampling, but `{name}={settings.get(name)!r}` asks for "
                 f"{mode}. Leave out either `draft_model` or `{name}`."

@@ -121,7 +121,7 @@ def _sampled_decision(proposal: Proposal, position: int, target_probs: Tensor) -
         if proposal.probs is not None
         else one_hot_probs(draft_ids, target_probs.shape[-1])
     )
-    uniforms = torch.rand(draft_ids.shape, device=draft_ids.device)
+    uniforms = torch.rand(draft_ids.shape, dtype=torch.float32, device=draft_ids.device)
     # The bonus position plays no part in a one-token decision, so the same row stands in for it.
     both = torch.stack([target_probs, target_probs], dim=1)
     num_accepted, residual = token_verification(draft_ids, draft_probs, both, uniforms)

@@ -51,7 +51,7 @@ def accept(session: Session, proposal: Proposal | None, scores: Tensor) -> Accep
     draft_probs = proposal.probs
     if draft_probs is None:
         draft_probs = one_hot_probs(draft_ids, scores.shape[-1])
-    uniforms = torch.rand(draft_ids.shape, device=scores.device)
+    uniforms = torch.rand(draft_ids.shape, dtype=torch.float32, device=scores.device)
     rule = block_verification if session.request.config.verification == "block" else token_verification
     num_accepted, next_probs = rule(draft_ids, draft_probs, target_probs, uniforms)
     next_ids = torch.multinomial(next_probs, 1).squeeze(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +22,7 @@ from hf_specdec.engine.sequences import Sequences
 from hf_specdec.engine.state import Drafter
 from hf_specdec.engine.stopping import StopPlan
 from hf_specdec.engine.streaming import Emitter
-from hf_specdec.errors import DraftFailedError, SpeculationWarning
+from hf_specdec.errors import DraftFailedError, warn_caller
 from hf_specdec.metrics import SpeculationStats
 
 Tensor = torch.Tensor
@@ -95,10 +94,12 @@ class Session:
         return self.max_length - min(self.sequences.lengths)
 
     def target_context(self) -> int | None:
-        """Return how many positions the target knows, None when it does not say."""
+        """Return how many columns the target's context has room for, None when it does not say."""
         config = self.request.model.config.get_text_config(decoder=True)
         limit: int | None = getattr(config, "max_position_embeddings", None)
-        return limit
+        assert self.lane is not None, "the prefill opens the lane"
+        # An earlier turn has used up the positions before the first column.
+        return None if limit is None else limit - self.lane.shift
 
     def stop_drafting(self, reason: str, error: BaseException | None = None, *, is_failure: bool = True) -> None:
         """Go on without the draft: the answer must not suffer from it.
@@ -114,7 +115,7 @@ class Session:
         self.stats.num_draft_forwards += self.drafter.num_forwards if self.drafter is not None else 0
         self.drafter = None
         self.stats.fallbacks.append(reason)
-        warnings.warn(f"Decoding goes on without the draft: {reason}.", SpeculationWarning, stacklevel=2)
+        warn_caller(f"Decoding goes on without the draft: {reason}.")
 
     def drop_finished_rows(self) -> None:
         """Take finished rows out of the batch, so that no forward computes them again; in lockstep they stay."""

@@ -504,6 +504,15 @@ def test_embeddings_that_differ_from_their_ids_rule(target: LlamaForCausalLM, dr
     assert not torch.equal(output, greedy(target, PROMPT, max_new_tokens=NUM_TOKENS))
 
 
+def test_a_penalty_that_sampling_ignores_is_ignored_with_a_draft_as_well(
+    pair: tuple[LlamaForCausalLM, LlamaForCausalLM],
+) -> None:
+    # `penalty_alpha` asks for contrastive search only together with greedy decoding.
+    target, draft = pair
+    options = {"do_sample": True, "top_k": 1, "penalty_alpha": 0.6, "max_new_tokens": NUM_TOKENS}
+    assert torch.equal(target.generate(PROMPT, draft_model=draft, **options), target.generate(PROMPT, **options))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_on_the_right_gives_the_plain_text_and_the_hosts_warning(
     target: LlamaForCausalLM,
