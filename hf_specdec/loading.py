@@ -102,13 +102,20 @@ def _load_once(target: PreTrainedModel, name: str, config: SpeculativeConfig) ->
 
 
 def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreTrainedModel:
+    if os.path.isabs(name) and not os.path.isdir(name):
+        raise DraftLoadError(
+            f"`draft_model` must be a loaded model, or the Hub id or local folder of a causal LM, but there is no folder "
+            f"{name!r}. Check the path."
+        )
     try:
-        draft: Any = AutoModelForCausalLM.from_pretrained(
+        draft: Any
+        draft, report = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=target.dtype,
             revision=config.draft_revision or "main",
             trust_remote_code=config.trust_remote_code,
             use_safetensors=True,
+            output_loading_info=True,
         )
     except Exception as error:  # a broken folder can make any of the host's loaders raise anything
         raise DraftLoadError(
@@ -116,6 +123,11 @@ def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreT
             f"weights, but {name!r} could not be loaded ({type(error).__name__}: {_first_line(error)}). Check the "
             "name, or load the draft yourself and pass the model."
         ) from error
+    if missing := sorted(report["missing_keys"]):
+        raise DraftLoadError(
+            f"A draft's folder must hold all its weights, but {name!r} lacks {len(missing)} of them ({missing[0]!r}, for "
+            "one), which would be random. Save the draft again, or load it yourself and pass the model."
+        )
     loaded: PreTrainedModel = draft.to(target.device).eval()
     return loaded
 

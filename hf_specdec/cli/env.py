@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-_PACKAGES = ("hf-specdec", "torch", "transformers", "tokenizers", "safetensors", "bitsandbytes", "accelerate")
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "bitsandbytes", "accelerate")
 
 
 def env(json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
@@ -27,8 +27,11 @@ def describe_environment() -> dict[str, Any]:
     """Return versions and hardware as JSON types."""
     import torch
 
+    from hf_specdec import __version__
+
     has_cuda = torch.cuda.is_available()
     return {
+        "hf-specdec": __version__,
         **{package: _version(package) for package in _PACKAGES},
         "python": platform.python_version(),
         "platform": platform.platform(),

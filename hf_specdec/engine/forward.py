@@ -57,7 +57,8 @@ class Layout:
 
 def layout_of(model: Model) -> Layout:
     """Read a model's layout."""
-    parameters = inspect.signature(model.forward).parameters
+    # The class's own: an instance's `forward` may be wrapped by something that hides the signature.
+    parameters = inspect.signature(type(model).forward).parameters
     config = model.config.get_text_config(decoder=True)
     layer_types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)

@@ -834,3 +834,21 @@ def test_a_rejected_call_leaves_the_next_one_alone(target: LlamaForCausalLM, dra
         greedy(target, PROMPT, max_new_tokens=NUM_TOKENS, eos_token_id=eos, num_beams=2, draft_model=drafts["noisy"])
     assert torch.equal(greedy(target, PROMPT, max_new_tokens=NUM_TOKENS), wanted)
     assert torch.equal(greedy(target, PROMPT, max_new_tokens=NUM_TOKENS, draft_model=drafts["noisy"]), wanted)
+
+
+def test_a_draft_folder_that_lacks_a_weight_is_refused(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    models.save_tiny_model(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights.pop("model.layers.0.self_attn.q_proj.weight")
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    hf_specdec.enable(target)
+    with pytest.raises(DraftLoadError, match="lacks 1 of them"):
+        greedy(target, PROMPT, max_new_tokens=4, draft_model=str(tmp_path))
+
+
+def test_a_path_that_leads_nowhere_is_named_as_such(target: LlamaForCausalLM, tmp_path: Path) -> None:
+    hf_specdec.enable(target)
+    with pytest.raises(DraftLoadError, match="there is no folder"):
+        greedy(target, PROMPT, max_new_tokens=4, draft_model=tmp_path / "nothing")

@@ -274,7 +274,7 @@ def test_a_draft_by_folder_takes_the_targets_precision(
     hf_specdec.enable(target)
     # Its weights were rounded once, on disk, so it agrees with the target often but not always.
     assert same_as_plain(target, str(tmp_path)).num_accepted_tokens > 0
-    [(draft, _)] = loads
+    [((draft, _report), _)] = loads
     assert {weight.dtype for weight in draft.parameters()} == {torch.float32}
 
 
