@@ -104,12 +104,11 @@ def _load_once(target: PreTrainedModel, name: str, config: SpeculativeConfig) ->
 def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreTrainedModel:
     if os.path.isabs(name) and not os.path.isdir(name):
         raise DraftLoadError(
-            f"`draft_model` must be a loaded model, or the Hub id or local folder of a causal LM, but there is no folder "
-            f"{name!r}. Check the path."
+            "`draft_model` must be a loaded model, or the Hub id or local folder of a causal LM, but there is no "
+            f"folder {name!r}. Check the path."
         )
     try:
-        draft: Any
-        draft, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             name,
             dtype=target.dtype,
             revision=config.draft_revision or "main",
@@ -123,13 +122,14 @@ def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreT
             f"weights, but {name!r} could not be loaded ({type(error).__name__}: {_first_line(error)}). Check the "
             "name, or load the draft yourself and pass the model."
         ) from error
+    draft, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise DraftLoadError(
-            f"A draft's folder must hold all its weights, but {name!r} lacks {len(missing)} of them ({missing[0]!r}, for "
-            "one), which would be random. Save the draft again, or load it yourself and pass the model."
+            f"A draft's folder must hold all its weights, but {name!r} lacks {len(missing)} of them ({missing[0]!r}, "
+            "for one), which would be random. Save the draft again, or load it yourself and pass the model."
         )
-    loaded: PreTrainedModel = draft.to(target.device).eval()
-    return loaded
+    ready: PreTrainedModel = draft.to(target.device).eval()
+    return ready
 
 
 def _first_line(error: BaseException) -> str:
