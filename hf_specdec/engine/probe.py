@@ -24,6 +24,9 @@ class Verdict:
     is_passing: bool = False
 
 
+# These choose their frequencies by the longest position in a forward.
+LENGTH_DEPENDENT_ROPE = frozenset({"dynamic", "longrope"})
+
 _verdicts: dict[tuple[Any, ...], Verdict] = {}
 _verdicts_lock = threading.Lock()
 
@@ -66,11 +69,24 @@ def _static_refusal(model: Model) -> Verdict | None:
         return Verdict(False, f"{name} is an encoder-decoder model")
     if getattr(model, "_is_stateful", False):
         return Verdict(False, f"{name} keeps a recurrent state, which cannot be rolled back yet")
+    if LENGTH_DEPENDENT_ROPE & _rope_types(config.get_text_config(decoder=True)):
+        return Verdict(
+            False, f"{name} turns its positions by the whole length, which a round of several tokens changes"
+        )
+    if "local" in (getattr(config, "attention_layers", None) or ()):
+        return Verdict(False, f"{name} finds its local window by the number of keys, which rows do not share")
     layout = layout_of(model)
     kinds = set(layout.layer_types or ()) - {"full_attention", "sliding_attention"}
     if kinds:
         return Verdict(False, f"{name} has layers of kind {', '.join(sorted(kinds))}")
     return None
+
+
+def _rope_types(config: Any) -> set[str]:
+    """Return the kinds of rotary embedding, which newer configurations may give per layer type."""
+    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    entries = [parameters, *(entry for entry in parameters.values() if isinstance(entry, dict))]
+    return {str(entry["rope_type"]) for entry in entries if "rope_type" in entry}
 
 
 def _run_probe(model: Model) -> Verdict:
