@@ -84,7 +84,7 @@ class ProcessorPlan:
         """Sort `processors` by kind; `num_rows` is the size of the batch they were made for."""
         self.processors = list(processors)
         self.num_rows = num_rows
-        self.is_known = all(type(p) in POINTWISE or type(p) in PREFIX_FUNCTIONS for p in self.processors)
+        self.is_known = all(_is_known(p, num_rows) for p in self.processors)
         self.reads_prefix = any(type(p) in PREFIX_FUNCTIONS for p in self.processors)
 
     def for_draft(self) -> ProcessorPlan:
@@ -155,3 +155,11 @@ class ProcessorPlan:
     def _prompt_of(self, row: int, num_prompts: int) -> int:
         # Several sequences may be returned per prompt; these two processors were built before the rows were repeated.
         return row // (self.num_rows // num_prompts)
+
+
+def _is_known(processor: Any, num_rows: int) -> bool:
+    """Return whether calls of our own making give what plain decoding's would."""
+    if type(processor) is EncoderRepetitionPenaltyLogitsProcessor and len(processor.encoder_input_ids) != num_rows:
+        # Several sequences per prompt: transformers 5.17 applies it to the first rows only, later ones to all.
+        return False
+    return type(processor) in POINTWISE or type(processor) in PREFIX_FUNCTIONS
