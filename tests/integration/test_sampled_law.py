@@ -253,7 +253,6 @@ class Stateful(LogitsProcessor):
 LOCKSTEP = [
     ("identical", 5120, NUM_DRAWS),
     ("unrelated", 5120, NUM_DRAWS),
-    ("noisy", 5120, NUM_DRAWS),
     ("close", 256, NUM_DRAWS),
     ("near", 4, 800),
 ]
