@@ -13,7 +13,7 @@ from hf_specdec.errors import (
 )
 from hf_specdec.generation import SpeculativeGenerationMixin, disable, enable
 from hf_specdec.metrics import RoundRecord, SpeculationStats
-from hf_specdec.outputs import SpeculativeDecoderOnlyOutput
+from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
 
 __version__ = "0.1.0"
 
@@ -30,6 +30,7 @@ __all__ = [
     "SpeculationWarning",
     "SpeculativeConfig",
     "SpeculativeDecoderOnlyOutput",
+    "SpeculativeEncoderDecoderOutput",
     "SpeculativeGenerationMixin",
     "UnsupportedGenerationError",
     "disable",

@@ -11,29 +11,37 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, TypeVar, overload
 
 import torch
 from transformers import GenerationMixin, PreTrainedModel, StoppingCriteriaList, StopStringCriteria
+from transformers.generation.utils import GenerateEncoderDecoderOutput
 
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.controller import DraftLengthController, FixedDraftLength
 from hf_specdec.drafters.model import ModelDrafter
-from hf_specdec.engine.cache import refusal_of
+from hf_specdec.engine.host import Prefill, prefill
 from hf_specdec.engine.loop import speculative_decode
 from hf_specdec.engine.session import Request, Session
-from hf_specdec.errors import UnsupportedGenerationError, warn_caller
+from hf_specdec.errors import IncompatibleDraftError, UnsupportedGenerationError, warn_caller
 from hf_specdec.loading import forget_drafts, resolve_draft
 from hf_specdec.metrics import SpeculationStats
-from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, cache_field
+from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
 from hf_specdec.refusals import (
-    CACHE_KEYWORDS,
     Settings,
     checked_settings,
-    reason_for_plain_decoding,
     refuse_embeddings_alone,
     refuse_foreign_spellings,
     refuse_settings_without_draft,
+)
+from hf_specdec.routing import (
+    Lanes,
+    draft_choice_with_prompt,
+    draft_inputs,
+    lanes_for,
+    lanes_once_prepared,
+    prompt_kind,
 )
 
 Model = TypeVar("Model")
@@ -207,10 +215,12 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
     refuse_foreign_spellings(arguments)
     settings, user_cache = checked_settings(model, arguments)
     draft = resolve_draft(model, draft_model, config)
-    if reason := reason_for_plain_decoding(model, draft, arguments, settings, user_cache):
-        return _plain(host_generate, arguments, config, reason, started)
+    lanes = lanes_for(model, draft, arguments, settings, user_cache)
+    if lanes.reason:
+        return _plain(host_generate, arguments, config, lanes.reason, started)
     _take_stop_strings(arguments, settings)
     streamer = arguments.get("streamer")
+    kind = prompt_kind(model, arguments)
 
     # The host reads the names of this signature: what it does not find in it reaches us through the closure instead.
     def decode(
@@ -218,9 +228,16 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
     ) -> Any:
         generation_config = prepared.pop("generation_config")
         refuse_embeddings_alone(input_ids)
-        host_cache = next((prepared[name] for name in CACHE_KEYWORDS if prepared.get(name) is not None), None)
-        if host_cache is not None and (reason := refusal_of(host_cache)):
-            _say_plain(config, reason)
+
+        def read_prompt(model_kwargs: dict[str, Any]) -> Prefill:
+            outputs = prefill(model, input_ids, generation_config, model_kwargs)
+            return Prefill(token_ids=input_ids, model_kwargs=model_kwargs, outputs=outputs)
+
+        chosen = lanes_once_prepared(
+            lanes, model, prepared, kind=kind, num_rows=len(input_ids), make_prefill=read_prompt
+        )
+        if chosen.reason:
+            _say_plain(config, chosen.reason)
             output = model._sample(
                 input_ids,
                 logits_processor,
@@ -230,7 +247,7 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
                 streamer=streamer,
                 **prepared,
             )
-            return _with_plain_stats(output, reason, started, input_ids.shape[1])
+            return _with_plain_stats(output, chosen.reason, started, input_ids.shape[1])
         request = Request(
             model=model,
             input_ids=input_ids,
@@ -242,7 +259,9 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
             user_cache=user_cache,
             config=config,
             controller=_controller(config),
-            make_drafter=lambda session: _drafter(draft, session),
+            make_drafter=lambda session: _drafter(draft, session, chosen, arguments),
+            target_lane=chosen.target,
+            draft_lane=chosen.draft,
             started=started,
         )
         return speculative_decode(request)
@@ -254,21 +273,28 @@ def _controller(config: SpeculativeConfig) -> DraftLengthController:
     return FixedDraftLength(config.num_draft_tokens)
 
 
-def _drafter(draft: PreTrainedModel, session: Session) -> ModelDrafter:
-    lane_arguments = session.lane_arguments
-    mask = lane_arguments["attention_mask"]
-    num_columns = session.sequences.num_prompt_columns
-    if session.sequences.num_rows != len(session.sequences.rows) and mask is not None:
-        mask = mask[session.sequences.rows]
+def _drafter(draft: PreTrainedModel, session: Session, lanes: Lanes, arguments: dict[str, Any]) -> ModelDrafter:
+    sequences, request = session.sequences, session.request
+    num_columns = sequences.num_prompt_columns
+    inputs = draft_inputs(draft, request.model, arguments, request.model_kwargs, sequences.num_rows)
+    if draft.config.is_encoder_decoder:
+        choice = draft_choice_with_prompt(draft, inputs, sequences.buffer[:, :num_columns])
+        if choice.lane == "plain":
+            raise IncompatibleDraftError(f"no lane runs the draft: {choice.reason}")
+    mask = request.model_kwargs.get("attention_mask") if not request.model.config.is_encoder_decoder else None
+    if sequences.num_rows != len(sequences.rows) and mask is not None:
+        mask = mask[sequences.rows]
     return ModelDrafter(
         draft,
-        session.sequences,
+        sequences,
         plan=session.plan.for_draft(),
         do_sample=session.do_sample,
         vocab_size=session.vocab_size,
         # An earlier turn's part of the mask belongs to tokens that the draft never sees.
         attention_mask=mask[:, -num_columns:] if mask is not None else None,
-        capacity=session.sequences.buffer.shape[1],
+        capacity=sequences.buffer.shape[1],
+        lane=lanes.draft,
+        inputs=inputs,
     )
 
 
@@ -304,18 +330,16 @@ def _with_plain_stats(output: Any, reason: str, started: float, prompt_width: in
     """Return the host's output, with stats where it is an object; padding counts as tokens here."""
     if isinstance(output, torch.Tensor):
         return output
-    stats = SpeculationStats(lane="plain", fallbacks=[reason], total_seconds=time.perf_counter() - started)
+    stats = SpeculationStats(
+        lane="plain", draft_lane="plain", fallbacks=[reason], total_seconds=time.perf_counter() - started
+    )
     stats.num_rows, width = output.sequences.shape
     stats.num_prompt_tokens = stats.num_rows * prompt_width
     stats.num_new_tokens = stats.num_rows * (width - prompt_width)
-    names = [
-        name
-        for name in ("sequences", "scores", "logits", "attentions", "hidden_states", cache_field())
-        if name in output
-    ]
-    if "encoder_attentions" in output or getattr(output, "decoder_hidden_states", None) is not None:
-        return output
-    return SpeculativeDecoderOnlyOutput(**{name: output[name] for name in names}, speculation=stats)
+    has_encoder = isinstance(output, GenerateEncoderDecoderOutput)
+    kind = SpeculativeEncoderDecoderOutput if has_encoder else SpeculativeDecoderOnlyOutput
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in output.items() if name in names}, speculation=stats)
 
 
 def _take_stop_strings(arguments: dict[str, Any], settings: Settings) -> None:

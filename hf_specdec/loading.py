@@ -61,10 +61,10 @@ def check_compatibility(target: PreTrainedModel, draft: PreTrainedModel) -> None
             f"`draft_model` must be able to generate, but {name} has no language modelling head. Load it with "
             "`AutoModelForCausalLM`."
         )
-    if getattr(draft.config, "is_encoder_decoder", False):
+    if getattr(draft.config, "is_encoder_decoder", False) and not target.config.is_encoder_decoder:
         raise IncompatibleDraftError(
-            f"`draft_model` must be a decoder-only causal LM, but {name} is an encoder-decoder model. Choose a small "
-            "model of the target's family."
+            f"For a decoder-only target `draft_model` must be a decoder-only causal LM, but {name} has an encoder. "
+            "Choose a small model of the target's family."
         )
     if draft.device.type == "meta":
         raise IncompatibleDraftError(

@@ -103,7 +103,12 @@ class SpeculationStats:
         num_target_forwards: Forwards of the target, prefill included.
         num_draft_forwards: Forwards of the draft, prefill included.
         fallbacks: Why speculation was off or stopped, one sentence each; empty if it ran to the end.
-        lane: How the models were run: "ragged" (own cache, one length per row) or "plain" (the host's).
+        lane: How the target was run: "ragged" (own cache, one length per row), "compatible" (the host's cache, rows
+            move together), or "plain" (without speculation).
+        draft_lane: The same of the draft; "plain" when there was none.
+        num_replayed_tokens: Tokens the target read again at the head of a verification, to bring a recurrent state
+            back to where it was before rejected tokens.
+        num_replay_forwards: Forwards of the target that only did that; counted among `num_target_forwards`.
         verification: The rule that decided acceptance, "block" or "token".
         is_lockstep: Whether all rows had to commit the same number of tokens each round.
     """
@@ -119,6 +124,9 @@ class SpeculationStats:
     num_draft_forwards: int = 0
     fallbacks: list[str] = field(default_factory=list)
     lane: str = "ragged"
+    draft_lane: str = "ragged"
+    num_replayed_tokens: int = 0
+    num_replay_forwards: int = 0
     verification: str = "block"
     is_lockstep: bool = False
 

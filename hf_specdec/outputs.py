@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from transformers.generation.utils import GenerateDecoderOnlyOutput
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 
 from hf_specdec.metrics import SpeculationStats
 
@@ -13,6 +13,17 @@ class SpeculativeDecoderOnlyOutput(GenerateDecoderOnlyOutput):
 
     It comes last, so positions in the tuple form of the host's own fields stay as they are. As there, fields that are
     None are left out of keys and tuple.
+
+    Attributes:
+        speculation: Counts, rates and times of this call; None if it decoded without a draft.
+    """
+
+    speculation: SpeculationStats | None = None
+
+
+@dataclass
+class SpeculativeEncoderDecoderOutput(GenerateEncoderDecoderOutput):
+    """The same for a target with an encoder.
 
     Attributes:
         speculation: Counts, rates and times of this call; None if it decoded without a draft.

@@ -10,8 +10,6 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from hf_specdec.config import FOREIGN_SPELLINGS
-from hf_specdec.engine.cache import refusal_of
-from hf_specdec.engine.probe import Verdict, probe
 from hf_specdec.errors import InvalidConfigError, UnsupportedGenerationError
 
 CACHE_KEYWORDS = ("cache", "past_key_values", "cache_params")
@@ -61,12 +59,16 @@ class Settings:
         self.config: GenerationConfig | None = arguments.get("generation_config")
         self.defaults = model.generation_config
 
-    def get(self, name: str) -> Any:
-        """Return the value of a field."""
+    def given(self, name: str) -> Any:
+        """Return what the caller said of a field, None if nothing."""
         if name in self.arguments:
             return self.arguments[name]
-        value = getattr(self.config, name, None) if self.config is not None else None
-        return value if value is not None else getattr(self.defaults, name, None)
+        return getattr(self.config, name, None) if self.config is not None else None
+
+    def get(self, name: str) -> Any:
+        """Return the value of a field."""
+        value = self.given(name)
+        return value if value is not None or name in self.arguments else getattr(self.defaults, name, None)
 
 
 def checked_settings(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple[Settings, Any]:
@@ -80,7 +82,7 @@ def checked_settings(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple
         raise UnsupportedGenerationError(
             "`custom_generate` replaces the decoding loop that `draft_model` needs, but both were given. Pass only one."
         )
-    if settings.get("use_cache") is False:
+    if settings.given("use_cache") is False:
         raise UnsupportedGenerationError(
             "Speculation continues from a cache, but `use_cache=False` was given. Leave `use_cache` out."
         )
@@ -109,6 +111,9 @@ def checked_settings(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple
         )
     if arguments.get("inputs_embeds") is not None and ids is None:
         refuse_embeddings_alone(None)
+    if settings.get("use_cache") is False:
+        # A model's own default; a cache changes nothing but the time.
+        arguments["use_cache"] = True
     user_cache = next((arguments[name] for name in CACHE_KEYWORDS if arguments.get(name) is not None), None)
     return settings, user_cache
 
@@ -157,28 +162,8 @@ def refuse_embeddings_alone(input_ids: torch.Tensor | None) -> None:
         )
 
 
-def reason_for_plain_decoding(
-    model: PreTrainedModel,
-    draft: PreTrainedModel,
-    arguments: dict[str, Any],
-    settings: Settings,
-    user_cache: Any,
-) -> str | None:
-    """Return why this call has to decode plainly, or None."""
-    for role, subject in (("target", model), ("draft", draft)):
-        verdict: Verdict = probe(subject)
-        if not verdict.is_admitted:
-            return f"the {role} cannot use the ragged lane: {verdict.reason}"
-    if user_cache is not None and (reason := refusal_of(user_cache)):
-        return reason
-    for subject in (model, draft):
-        attention = getattr(subject.config, "_attn_implementation", None)
-        if attention not in ("sdpa", "eager") and _is_batched(arguments, settings):
-            return f"attention {attention!r} takes no masks of ours, which a batch needs"
-    return None
-
-
-def _is_batched(arguments: dict[str, Any], settings: Settings) -> bool:
+def is_batched(arguments: dict[str, Any], settings: Settings) -> bool:
+    """Return whether there are several rows, or padded ones."""
     ids = arguments.get("inputs", arguments.get("input_ids"))
     mask = arguments.get("attention_mask")
     has_padding = mask is not None and not bool((mask == 1).all())

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    RecurrentGemmaConfig,
+    RecurrentGemmaForCausalLM,
+)
 
 VOCAB_SIZE = 64
 PADDING = "<pad>"
@@ -87,3 +93,24 @@ def save_tiny_model(folder: Path, seed: int = 0) -> Path:
     build_target(seed).save_pretrained(folder)
     build_tokenizer().save_pretrained(folder)
     return folder
+
+
+def build_refused() -> RecurrentGemmaForCausalLM:
+    """Return a model that no lane can run: it forgets its convolution's state when it reads several tokens."""
+    config = RecurrentGemmaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=32,
+        lru_width=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        attention_window_size=16,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+        initializer_range=0.3,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return RecurrentGemmaForCausalLM(config).eval()

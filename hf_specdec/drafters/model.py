@@ -1,13 +1,16 @@
-"""Propose with a draft model: a causal LM of the target's token space on a ragged lane of its own."""
+"""Propose with a draft model: a causal LM of the target's token space on a lane of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from hf_specdec.engine.compatible import CompatibleLane
 from hf_specdec.engine.forward import Lane, prefilled_lane
+from hf_specdec.engine.host import prefill_by_host
+from hf_specdec.engine.layout import context_of
 from hf_specdec.engine.processors import ProcessorPlan
 from hf_specdec.engine.sequences import Sequences, Span
 from hf_specdec.engine.state import Proposal
@@ -28,6 +31,8 @@ class ModelDrafter:
         vocab_size: int,
         attention_mask: Tensor | None,
         capacity: int,
+        lane: str = "ragged",
+        inputs: Mapping[str, Any] | None = None,
     ) -> None:
         """Prepare to draft.
 
@@ -39,6 +44,8 @@ class ModelDrafter:
             vocab_size: The target's; draft logits are cut or filled up to it.
             attention_mask: The prompt's, `[B, W]`, None when nothing is padded.
             capacity: Cache slots to allocate per row.
+            lane: "ragged", or "compatible" where rows move in lockstep.
+            inputs: What the draft reads beside tokens (an encoder's input, images), as for `generate`.
         """
         self.model = model
         self.sequences = sequences
@@ -47,12 +54,12 @@ class ModelDrafter:
         self.vocab_size = vocab_size
         self.attention_mask = attention_mask
         self.capacity = capacity
+        self.lane_name = lane
+        self.inputs = dict(inputs or {})
         embeddings = model.get_input_embeddings().weight
         self.num_embeddings = int(embeddings.shape[0])
-        self.max_positions: int | None = getattr(
-            model.config.get_text_config(decoder=True), "max_position_embeddings", None
-        )
-        self.lane: Lane | None = None
+        self.max_positions = context_of(model)
+        self.lane: Lane | CompatibleLane | None = None
         # Committed columns whose states the cache holds, per row in the batch.
         self._cached: list[int] = []
         self._proposed_at: list[int] = []
@@ -78,7 +85,10 @@ class ModelDrafter:
         """Read the prompt."""
         num_columns = self.sequences.num_prompt_columns
         prompt = self._embeddable(self.sequences.buffer[:, :num_columns])
-        self.lane = prefilled_lane(self.model, prompt, self.attention_mask, capacity=self.capacity)
+        if self.lane_name == "ragged":
+            self.lane = prefilled_lane(self.model, prompt, self.attention_mask, capacity=self.capacity)
+        else:
+            self.lane = CompatibleLane(self.model, prefill_by_host(self.model, **self._prompt_arguments(prompt)))
         self._cached = [num_columns] * len(self.sequences.rows)
 
     def propose(self, num_draft_tokens: int) -> Proposal:
@@ -87,6 +97,8 @@ class ModelDrafter:
         lengths = sequences.lengths
         missing = max(length - cached for length, cached in zip(lengths, self._cached, strict=True))
         self._proposed_at, self._num_proposed = lengths, num_draft_tokens
+        assert self.lane is not None, "prefill comes first"
+        self.lane.settle(min(lengths))
         # Rows that lack fewer tokens write a known one again: nothing changes and the batch stays rectangular.
         span = sequences.span(-missing, missing)
         tokens = sequences.read(span, missing)
@@ -129,6 +141,13 @@ class ModelDrafter:
         logits = logits[:, : self.vocab_size].to(device=self.sequences.device, dtype=torch.float32)
         # Ids that only the target has get probability 0, ids that only the draft has are cut off.
         return torch.nn.functional.pad(logits, (0, self.vocab_size - logits.shape[1]), value=-torch.inf)
+
+    def _prompt_arguments(self, prompt: Tensor) -> dict[str, Any]:
+        if self.model.config.is_encoder_decoder:
+            return {**self.inputs, "decoder_input_ids": prompt.to(self.model.device)}
+        mask = self.attention_mask if self.attention_mask is not None else torch.ones_like(prompt)
+        tokens = {"input_ids": prompt.to(self.model.device), "attention_mask": mask.to(self.model.device)}
+        return {**self.inputs, **tokens}
 
     def _embeddable(self, token_ids: Tensor) -> Tensor:
         if self.num_embeddings >= self.vocab_size:

@@ -172,9 +172,17 @@ def refusal_of(cache: Any) -> str | None:
     if getattr(cache, "offloading", False):
         return "an offloaded cache would have to stay on the device"
     for layer in cache.layers:
-        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, RaggedLayer):
+        if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, RaggedLayer) and holds_state(
+            layer
+        ):
             return f"the cache has layers of type {type(layer).__name__}, which cannot be rolled back row by row"
     return None
+
+
+def holds_state(layer: Any) -> bool:
+    """Return whether a layer keeps anything; those that share another layer's keys and values do not."""
+    # By name: transformers 5.17 has no such class.
+    return type(layer).__name__ != "DummyLayer"
 
 
 def take_over(cache: Cache, *, capacity: int, keep: bool) -> tuple[RaggedCache, int]:
@@ -192,7 +200,7 @@ def take_over(cache: Cache, *, capacity: int, keep: bool) -> tuple[RaggedCache, 
     ragged = RaggedCache(len(cache.layers), max(capacity, _rounded(length)))
     host_layers: list[Any] = cache.layers
     for ours, theirs in zip(ragged.ragged_layers, host_layers, strict=True):
-        if not theirs.is_initialized or theirs.keys is None:
+        if not holds_state(theirs) or not theirs.is_initialized or theirs.keys is None:
             continue
         ours.lazy_initialization(theirs.keys, theirs.values)
         # A sliding layer has dropped its oldest tokens; their slots stay zero and masked.
@@ -212,7 +220,7 @@ def hand_back(ragged: RaggedCache, cache: Cache, length: int) -> None:
     while len(host_layers) < len(ragged.layers):
         host_layers.append(DynamicLayer())
     for ours, theirs in zip(ragged.ragged_layers, host_layers, strict=True):
-        if not ours.is_initialized:
+        if not ours.is_initialized or not holds_state(theirs):
             continue
         keys, values = ours.keys[:, :, :length], ours.values[:, :, :length]
         if not theirs.is_initialized:
@@ -230,28 +238,8 @@ def hand_back(ragged: RaggedCache, cache: Cache, length: int) -> None:
         theirs.keys, theirs.values = keys.clone(), values.clone()
 
 
-def remember(cache: Cache) -> list[dict[str, Any]]:
-    """Return what `restore` needs to undo any later forward on `cache`."""
-    saved = []
-    for layer in cache.layers:
-        state = dict(layer.__dict__)
-        if isinstance(layer, StaticLayer):
-            # A static layer counts in place.
-            state["cumulative_length"] = layer.cumulative_length.clone()
-        saved.append(state)
-    return saved
-
-
-def restore(cache: Cache, saved: list[dict[str, Any]]) -> None:
-    """Bring a host's cache back to where `remember` saw it."""
-    del cache.layers[len(saved) :]
-    for layer, state in zip(cache.layers, saved, strict=True):
-        layer.__dict__.clear()
-        layer.__dict__.update(state)
-
-
 def _filled_length(layer: Any) -> int:
-    if not layer.is_initialized:
+    if not holds_state(layer) or not layer.is_initialized:
         return 0
     length = layer.get_seq_length()
     # sync: a static layer keeps its length on the device; read once, when the cache is taken over.

@@ -8,15 +8,16 @@ from typing import Any
 import torch
 
 from hf_specdec.engine.cache import hand_back
+from hf_specdec.engine.compatible import CompatibleLane
 from hf_specdec.engine.forward import Lane
 from hf_specdec.engine.sequences import Span
 from hf_specdec.engine.session import Session
-from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, cache_field
+from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput, cache_field
 
 Tensor = torch.Tensor
 
 
-def finish(session: Session) -> Tensor | SpeculativeDecoderOnlyOutput:
+def finish(session: Session) -> Tensor | SpeculativeDecoderOnlyOutput | SpeculativeEncoderDecoderOutput:
     """End the stream, bring the cache home and return what `generate` returns."""
     request, stats = session.request, session.stats
     session.emitter.end()
@@ -24,6 +25,8 @@ def finish(session: Session) -> Tensor | SpeculativeDecoderOnlyOutput:
     cache = return_cache(session, sequences) if session.returns_cache else None
     if session.lane is not None:
         stats.num_target_forwards += session.lane.num_forwards
+        stats.num_replayed_tokens = session.lane.num_replayed_tokens
+        stats.num_replay_forwards = session.lane.num_flushes
     if session.drafter is not None:
         stats.num_draft_forwards += session.drafter.num_forwards
     # The prefill gave each row its first token; padding is no token.
@@ -32,7 +35,14 @@ def finish(session: Session) -> Tensor | SpeculativeDecoderOnlyOutput:
     if not request.generation_config.return_dict_in_generate:
         return sequences
     fields = {"sequences": sequences, **session.recorder.fields(), cache_field(): cache}
-    return SpeculativeDecoderOnlyOutput(**fields, speculation=stats)
+    if not request.model.config.is_encoder_decoder:
+        return SpeculativeDecoderOnlyOutput(**fields, speculation=stats)
+    encoded = request.model_kwargs.get("encoder_outputs") or {}
+    if session.recorder.attentions is not None:
+        fields["encoder_attentions"] = encoded.get("attentions")
+    if session.recorder.hidden_states is not None:
+        fields["encoder_hidden_states"] = encoded.get("hidden_states")
+    return SpeculativeEncoderDecoderOutput(**fields, speculation=stats)
 
 
 def return_cache(session: Session, output_ids: Tensor) -> Any:
@@ -41,6 +51,8 @@ def return_cache(session: Session, output_ids: Tensor) -> Any:
     if lane is None:
         # Everything ended with the first token: the host's own prefill left the cache as it should be.
         return session.host_cache
+    if isinstance(lane, CompatibleLane):
+        return lane.come_home(output_ids[:, :-1])
     width = output_ids.shape[1] - 1
     num_rows = session.sequences.num_rows
     lengths = [session.sequences.length_of(row) - 1 for row in range(num_rows)]

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
 from transformers.cache_utils import DynamicCache
 
 from hf_specdec.engine.cache import RaggedCache, refusal_of, take_over
+from hf_specdec.engine.host import filled_cache
+from hf_specdec.engine.layout import MASKED_BY_US, Model, layout_of, windows_of
 from hf_specdec.engine.sequences import Span
 
 Tensor = torch.Tensor
-# A `PreTrainedModel`; most of its attributes are typed as tensor or module, which nothing here could work with.
-Model = Any
-
 # Arguments of `forward` that the lane sets itself or that only concern the prompt.
 OWN_ARGUMENTS = frozenset(
     {
@@ -39,49 +35,6 @@ OWN_ARGUMENTS = frozenset(
         "use_cache",
     }
 )
-MASKED_BY_US = ("sdpa", "eager")
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What the lane has to know of a model's class, attention implementation and `forward` signature."""
-
-    cache_name: str
-    accepts_position_ids: bool
-    accepts_logits_to_keep: bool
-    accepts_token_type_ids: bool
-    attention: str
-    layer_types: tuple[str, ...] | None
-    sliding_window: int | None
-
-
-def layout_of(model: Model) -> Layout:
-    """Read a model's layout."""
-    # The class's own: an instance's `forward` may be wrapped by something that hides the signature.
-    parameters = inspect.signature(type(model).forward).parameters
-    config = model.config.get_text_config(decoder=True)
-    layer_types = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    return Layout(
-        cache_name="cache" if "cache" in parameters else "past_key_values",
-        accepts_position_ids="position_ids" in parameters,
-        accepts_logits_to_keep="logits_to_keep" in parameters,
-        accepts_token_type_ids="token_type_ids" in parameters,
-        attention=getattr(config, "_attn_implementation", None) or "eager",
-        layer_types=tuple(sorted(set(layer_types))) if layer_types else None,
-        sliding_window=window if isinstance(window, int) else None,
-    )
-
-
-def filled_cache(outputs: Any) -> Any:
-    """Return the cache of a forward's outputs; transformers 5.17 and 5.24 name it differently."""
-    cache = outputs.get("cache")
-    return cache if cache is not None else outputs.get("past_key_values")
-
-
-def prefill(model: Model, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> Any:
-    """Run the host's own prefill, exactly as plain decoding would."""
-    return model._prefill(input_ids, config, model_kwargs, is_first_iteration=not config.is_assistant)
 
 
 class Lane:
@@ -90,6 +43,11 @@ class Lane:
     Slot `column + shift` of the cache holds the token at `column` of the sequences; `shift` is not 0 when the model
     was prefilled with more than the visible prompt (an earlier turn, soft prompts).
     """
+
+    is_ragged = True
+    # Nothing is ever fed again here.
+    num_replayed_tokens = 0
+    num_flushes = 0
 
     def __init__(
         self,
@@ -198,15 +156,13 @@ class Lane:
         self.num_forwards += 1
         return self.model(**arguments)
 
+    def settle(self, column: int) -> None:
+        """Hear that the tokens before `column` stay; this lane can take back any."""
+
     @property
     def windows(self) -> list[int | None] | None:
-        """Each layer's sliding window, or None when no layer slides."""
-        window = self.layout.sliding_window
-        if window is None:
-            return None
-        config = self.model.config.get_text_config(decoder=True)
-        kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-        return [window if kind == "sliding_attention" else None for kind in kinds]
+        """See `windows_of`."""
+        return windows_of(self.model)
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep only `rows` (indices `[kept]`)."""
@@ -228,22 +184,24 @@ class Lane:
         """Return the 4-D mask or dict of masks for queries at `slots` over the first `end` slots."""
         if self.layout.attention not in MASKED_BY_US:
             return None
-        window = self.layout.sliding_window
         if self.layout.layer_types is not None:
-            return {
-                kind: self._mask(slots, end, window if kind == "sliding_attention" else None)
-                for kind in self.layout.layer_types
-            }
-        return self._mask(slots, end, window)
+            return {kind: self._mask(slots, end, kind) for kind in self.layout.layer_types}
+        return self._mask(slots, end, "sliding_attention")
 
-    def _mask(self, slots: Tensor, end: int, window: int | None) -> Tensor | None:
-        is_narrow = window is not None and end > window
+    def _mask(self, slots: Tensor, end: int, kind: str) -> Tensor | None:
+        window = self.layout.sliding_window if kind == "sliding_attention" else None
+        chunk = self.layout.chunk_size if kind == "chunked_attention" else None
+        is_narrow = any(width is not None and end > width for width in (window, chunk))
         if slots.shape == (1, 1) and self.visible is None and not is_narrow:
             return None
         keys = self._slots[:end]
         mask = keys <= slots[..., None]  # [B or 1, T, S]
-        if window is not None and is_narrow:
+        if is_narrow and window is not None:
             mask &= keys > slots[..., None] - window
+        if is_narrow and chunk is not None:
+            # Chunks are counted from a row's first token, not from its padding.
+            offset = 0 if self.position_offset is None else self.position_offset
+            mask = mask & ((keys[None] + offset)[:, None] // chunk == (slots + offset)[..., None] // chunk)
         if self.visible is not None:
             padding = torch.nn.functional.pad(self.visible, (0, end - self.visible.shape[1]), value=True)
             # A query at a padding slot sees itself, so that no row of the softmax is empty.

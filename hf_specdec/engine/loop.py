@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from hf_specdec.engine.cache import remember, restore
 from hf_specdec.engine.commit import commit
 from hf_specdec.engine.finish import finish
 from hf_specdec.engine.lockstep import lockstep_round
 from hf_specdec.engine.phases import accept, verify
 from hf_specdec.engine.prompt import enter_lane, first_token, open_session, start_drafter
 from hf_specdec.engine.session import Request, Session
+from hf_specdec.engine.snapshot import freeze, thaw
 from hf_specdec.engine.state import Proposal
 from hf_specdec.metrics import RoundRecord
 
@@ -25,12 +25,11 @@ def speculative_decode(request: Request) -> Any:
 
     A cache of the caller's is as it was when this raises, an interrupt included.
     """
-    saved = remember(request.user_cache) if request.user_cache is not None else None
+    saved = freeze(request.user_cache)
     try:
         return _decode(request)
     except BaseException:
-        if request.user_cache is not None and saved is not None:
-            restore(request.user_cache, saved)
+        thaw(saved)
         raise
 
 
@@ -38,8 +37,7 @@ def _decode(request: Request) -> Any:
     session = open_session(request)
     first_token(session)
     if not session.is_done:
-        if reason := enter_lane(session):
-            raise AssertionError(f"the caller checks that the lane admits the model, but {reason}")
+        enter_lane(session)
         session.drop_finished_rows()
         start_drafter(session)
         while not session.is_done:

@@ -21,6 +21,7 @@ def run_target(session: Session, proposal: Proposal | None) -> tuple[Any, Tensor
     if proposal is not None and session.plan.reads_prefix:
         sequences.write(sequences.span(0, num_positions - 1), proposal.token_ids)
     span = sequences.span(-1, num_positions)
+    lane.settle(min(sequences.lengths))
     tokens = sequences.read(sequences.span(-1, 1), 1)
     if proposal is not None:
         tokens = torch.cat([tokens, proposal.token_ids], dim=1)

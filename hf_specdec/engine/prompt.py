@@ -9,7 +9,9 @@ import torch
 
 from hf_specdec.engine.cache import refusal_of
 from hf_specdec.engine.clock import Stopwatch
-from hf_specdec.engine.forward import batched_extras, filled_cache, open_lane, prefill
+from hf_specdec.engine.compatible import CompatibleLane
+from hf_specdec.engine.forward import batched_extras, open_lane
+from hf_specdec.engine.host import Prefill, filled_cache, prefill
 from hf_specdec.engine.lockstep import choose, commit_column
 from hf_specdec.engine.processors import ProcessorPlan
 from hf_specdec.engine.recorder import Recorder
@@ -31,7 +33,7 @@ def open_session(request: Request) -> Session:
     num_rows = input_ids.shape[0]
     plan = ProcessorPlan(request.processors, num_rows)
     stops = StopPlan(request.criteria)
-    recorder = Recorder(request.generation_config)
+    recorder = Recorder(request.generation_config, is_encoder_decoder=bool(request.model.config.is_encoder_decoder))
     pad = getattr(request.generation_config, "_pad_token_tensor", None)
     pad_token_id = None if pad is None else int(pad)  # sync: once per call.
     is_stepwise = (
@@ -40,14 +42,17 @@ def open_session(request: Request) -> Session:
         or bool(recorder.collect)
         or (num_rows > 1 and recorder.wants_scores)
         or (num_rows > 1 and stops.stops_rows_apart and not stops.pads_finished_rows)
+        or (num_rows > 1 and "compatible" in (request.target_lane, request.draft_lane))
     )
-    mask = request.model_kwargs.get("attention_mask")
+    mask = request.model_kwargs.get("attention_mask") if not request.model.config.is_encoder_decoder else None
     stats = SpeculationStats(
         # sync: once per call, and only when something is padded.
         num_prompt_tokens=input_ids.numel() if mask is None else int(mask[:, -input_ids.shape[1] :].sum().item()),
         num_rows=num_rows,
         verification=request.config.verification,
         is_lockstep=is_stepwise and num_rows > 1,
+        lane=request.target_lane,
+        draft_lane=request.draft_lane,
     )
     return Session(
         request=request,
@@ -77,22 +82,22 @@ def first_token(session: Session) -> None:
     session.recorder.add_token(logits, scores)
     tokens = choose(scores, do_sample=session.do_sample)
     session.host_cache = filled_cache(outputs)
+    session.prefill = Prefill(token_ids=request.input_ids, model_kwargs=model_kwargs, outputs=outputs)
     commit_column(session, tokens)
     session.stats.time_to_first_token_seconds = time.perf_counter() - request.started
 
 
-def enter_lane(session: Session) -> str | None:
-    """Move the target's cache into a ragged lane.
-
-    Returns:
-        Why that is impossible, or None.
-    """
+def enter_lane(session: Session) -> None:
+    """Move the target, which has read the prompt, into its lane."""
     request = session.request
-    if reason := refusal_of(session.host_cache):
-        return reason
+    assert session.prefill is not None, "the prompt comes first"
+    read, session.prefill = session.prefill, None
+    if request.target_lane == "compatible":
+        session.lane = CompatibleLane(request.model, read)
+        return
+    reason = refusal_of(session.host_cache)
+    assert reason is None, "the caller checks that the lane admits the cache"
     position_ids = request.model_kwargs.get("position_ids")
-    if position_ids is not None and position_ids.ndim != 2:
-        return "the model's position ids have more than one part per token"
     extras = batched_extras(request.model_kwargs)
     num_rows = request.input_ids.shape[0]
     token_types = request.model_kwargs.get("token_type_ids")
@@ -113,7 +118,6 @@ def enter_lane(session: Session) -> str | None:
         keep=request.user_cache is not None,
         **session.lane_arguments,
     )
-    return None
 
 
 def start_drafter(session: Session) -> None:

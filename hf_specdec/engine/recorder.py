@@ -14,13 +14,15 @@ Tensor = torch.Tensor
 class Recorder:
     """Tuples with one entry per new token; None for what the caller did not ask for."""
 
-    def __init__(self, config: GenerationConfig) -> None:
-        """Read from `config` what is wanted."""
+    def __init__(self, config: GenerationConfig, *, is_encoder_decoder: bool = False) -> None:
+        """Read from `config` what is wanted; an encoder-decoder's states are its decoder's."""
+        self.prefix = "decoder_" if is_encoder_decoder else ""
         wants = bool(config.return_dict_in_generate)
         self.scores: list[Tensor] | None = [] if wants and config.output_scores else None
         self.logits: list[Tensor] | None = [] if wants and config.output_logits else None
         self.hidden_states: list[Any] | None = [] if wants and config.output_hidden_states else None
         self.attentions: list[Any] | None = [] if wants and config.output_attentions else None
+        self.cross_attentions: list[Any] | None = [] if self.attentions is not None and is_encoder_decoder else None
 
     @property
     def wants_scores(self) -> bool:
@@ -36,9 +38,11 @@ class Recorder:
     def add_prefill(self, outputs: Any) -> None:
         """Keep the prompt's hidden states and attentions, which belong to the first token."""
         if self.hidden_states is not None:
-            self.hidden_states.append(outputs.hidden_states)
+            self.hidden_states.append(outputs[f"{self.prefix}hidden_states"])
         if self.attentions is not None:
-            self.attentions.append(outputs.attentions)
+            self.attentions.append(outputs[f"{self.prefix}attentions"])
+        if self.cross_attentions is not None:
+            self.cross_attentions.append(outputs.cross_attentions)
 
     def add_token(self, logits: Tensor, scores: Tensor) -> None:
         """Keep one token's logits and scores, both `[B, V]`; copied, for they are views of a round's."""
@@ -55,11 +59,16 @@ class Recorder:
         `windows` holds each layer's sliding window, outside of which plain decoding has no keys; None: no layer slides.
         """
         if self.hidden_states is not None:
-            self.hidden_states.append(tuple(layer[:, position : position + 1] for layer in outputs.hidden_states))
+            states = outputs[f"{self.prefix}hidden_states"]
+            self.hidden_states.append(tuple(layer[:, position : position + 1] for layer in states))
+        if self.cross_attentions is not None:
+            rows = [layer[:, :, position : position + 1] for layer in outputs.cross_attentions]
+            self.cross_attentions.append(tuple(rows))
         if self.attentions is None:
             return
         later = num_positions - 1 - position
-        rows = [layer[:, :, position : position + 1, : layer.shape[-1] - later] for layer in outputs.attentions]
+        layers = outputs[f"{self.prefix}attentions"]
+        rows = [layer[:, :, position : position + 1, : layer.shape[-1] - later] for layer in layers]
         if windows is not None:
             rows = [row if window is None else row[..., -window:] for row, window in zip(rows, windows, strict=True)]
         self.attentions.append(tuple(rows))
@@ -75,7 +84,8 @@ class Recorder:
             for name, kept in (
                 ("scores", self.scores),
                 ("logits", self.logits),
-                ("hidden_states", self.hidden_states),
-                ("attentions", self.attentions),
+                (f"{self.prefix}hidden_states", self.hidden_states),
+                (f"{self.prefix}attentions", self.attentions),
+                *([("cross_attentions", self.cross_attentions)] if self.prefix else []),
             )
         }

@@ -15,7 +15,10 @@ from transformers.generation.streamers import BaseStreamer
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.controller import DraftLengthController
 from hf_specdec.engine.clock import Stopwatch
+from hf_specdec.engine.compatible import CompatibleLane
 from hf_specdec.engine.forward import Lane
+from hf_specdec.engine.host import Prefill
+from hf_specdec.engine.layout import context_of
 from hf_specdec.engine.processors import ProcessorPlan
 from hf_specdec.engine.recorder import Recorder
 from hf_specdec.engine.sequences import Sequences
@@ -32,8 +35,9 @@ Tensor = torch.Tensor
 class Request:
     """What the host prepared and the caller asked for.
 
-    `user_cache` is the cache the caller passed in, if any; `make_drafter` builds the drafter once the session stands;
-    `started` is the host clock's reading at the start of the call, in seconds.
+    `user_cache` is the cache the caller passed in, if any; `target_lane` and `draft_lane` are "ragged" or "compatible";
+    `make_drafter` builds the drafter once the session stands; `started` is the host clock's reading at the start of the
+    call, in seconds.
     """
 
     model: PreTrainedModel
@@ -47,6 +51,8 @@ class Request:
     config: SpeculativeConfig
     controller: DraftLengthController
     make_drafter: Callable[[Session], Drafter]
+    target_lane: str
+    draft_lane: str
     started: float
 
 
@@ -65,8 +71,9 @@ class Session:
     pad_token_id: int | None
     is_stepwise: bool
     vocab_size: int = 0
+    prefill: Prefill | None = None
     host_cache: Any = None
-    lane: Lane | None = None
+    lane: Lane | CompatibleLane | None = None
     lane_arguments: dict[str, Any] = field(default_factory=dict)
     drafter: Drafter | None = None
     max_length: int | None = None
@@ -95,8 +102,7 @@ class Session:
 
     def target_context(self) -> int | None:
         """Return how many columns the target's context has room for, None when it does not say."""
-        config = self.request.model.config.get_text_config(decoder=True)
-        limit: int | None = getattr(config, "max_position_embeddings", None)
+        limit = context_of(self.request.model)
         assert self.lane is not None, "the prefill opens the lane"
         # An earlier turn has used up the positions before the first column.
         return None if limit is None else limit - self.lane.shift
@@ -125,7 +131,7 @@ class Session:
         kept = [position for position, row in enumerate(rows) if not self.sequences.is_finished[row]]
         if not kept or len(kept) == len(rows):
             return
-        assert self.lane is not None, "rows finish after the prefill"
+        assert isinstance(self.lane, Lane), "rows of the other lane move in lockstep, and those stay"
         if self.returns_cache:
             for position in set(range(len(rows))) - set(kept):
                 self.left_rows[rows[position]] = self.lane.cache.copy_row(position)

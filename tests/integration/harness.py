@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import models
-from hf_specdec.engine.probe import probe
+from hf_specdec.engine.probe import probe_ragged
 
 PROMPT = torch.tensor([[1, 5, 9, 12, 33, 7]])
 # transformers 5.24 calls the argument `cache`; 5.17 knows only the older name.
@@ -112,7 +112,8 @@ def mistral_drafts(target: MistralForCausalLM) -> dict[str, PreTrainedModel]:
 def admit(*subjects: PreTrainedModel) -> None:
     """Run the trial forwards now, so that none falls into what a test watches."""
     for subject in subjects:
-        assert probe(subject).is_admitted
+        for is_batched in (False, True):
+            assert probe_ragged(subject, is_batched=is_batched).is_admitted
 
 
 @contextmanager

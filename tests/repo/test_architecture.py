@@ -27,6 +27,7 @@ RANKS = {
     "engine": 3,
     "drafters": 4,
     "refusals": 4,
+    "routing": 4.5,
     "generation": 5,
     "cards": 5,
     "demo": 5.5,
@@ -37,7 +38,7 @@ RANKS = {
 RANK_OF_THE_PACKAGE_ITSELF = 5.25  # its __init__ imports generation, so only those above may import names from it
 
 FREE_OF_TORCH = {"errors", "config", "metrics", "controller"}
-MAY_USE_PRIVATE_HOST_NAMES = {"generation", "engine.forward", "engine.cache"}
+MAY_USE_PRIVATE_HOST_NAMES = {"generation", "engine.host", "engine.cache"}
 SYNCING_CALLS = {"item", "tolist", "cpu"}
 NAMES_THAT_SAY_NOTHING = {"utils", "helpers", "common", "misc"}
 MOST_LINES_PER_FILE = 400

@@ -1,0 +1,85 @@
+"""The host's own steps of `generate` that lanes are built from, private ones among them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from transformers import GenerationConfig, GenerationMixin
+
+from hf_specdec.engine.layout import Model
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefill:
+    """A model that has read its prompt.
+
+    `token_ids` `[B, W]` are the prompt's (an encoder-decoder's: the decoder's), `model_kwargs` the arguments that the
+    host prepared for it, `outputs` what its forward returned.
+    """
+
+    token_ids: Tensor
+    model_kwargs: dict[str, Any]
+    outputs: Any
+
+
+def prefill_by_host(model: Model, **arguments: Any) -> Prefill:
+    """Let the host prepare a call of `generate` on a model of our own choice, and stop after the prompt's forward.
+
+    Args:
+        model: A draft, or a model that is being probed.
+        **arguments: Inputs as for `generate`; settings are ours.
+    """
+
+    def stop_after_the_prompt(
+        _model: Any, input_ids: Tensor, logits_processor: Any, stopping_criteria: Any, **prepared: Any
+    ) -> Prefill:
+        generation_config = prepared.pop("generation_config")
+        outputs = prefill(model, input_ids, generation_config, prepared)
+        return Prefill(token_ids=input_ids, model_kwargs=prepared, outputs=outputs)
+
+    result: Any = GenerationMixin.generate(model, **arguments, **NO_SETTINGS, custom_generate=stop_after_the_prompt)
+    return cast(Prefill, result)
+
+
+# What a model's own generation config might ask for, and a prefill has no use for.
+NO_SETTINGS: dict[str, Any] = {
+    "cache_implementation": None,
+    "do_sample": False,
+    "guidance_scale": None,
+    "max_length": None,
+    "max_new_tokens": 1,
+    "min_length": None,
+    "min_new_tokens": None,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "output_attentions": False,
+    "output_hidden_states": False,
+    "output_scores": False,
+    "return_dict_in_generate": False,
+    "stop_strings": None,
+    "use_cache": True,
+}
+
+
+def lengthened(model: Model, outputs: Any, model_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `forward` for one more token, as the host would make them after `outputs`."""
+    longer: dict[str, Any] = model._update_model_kwargs_for_generation(
+        outputs, dict(model_kwargs), is_encoder_decoder=bool(model.config.is_encoder_decoder), num_new_tokens=1
+    )
+    return longer
+
+
+def prefill(model: Model, input_ids: Tensor, config: GenerationConfig, model_kwargs: dict[str, Any]) -> Any:
+    """Run the host's own prefill, exactly as plain decoding would."""
+    return model._prefill(input_ids, config, model_kwargs, is_first_iteration=not config.is_assistant)
+
+
+def filled_cache(outputs: Any) -> Any:
+    """Return the cache of a forward's outputs; transformers 5.17 and 5.24 name it differently."""
+    cache = outputs.get("cache")
+    return cache if cache is not None else outputs.get("past_key_values")

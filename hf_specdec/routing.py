@@ -1,0 +1,179 @@
+"""Which lanes a call takes, as far as its arguments tell, and what its prompt holds beside tokens."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache, StaticCache
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
+
+from hf_specdec.engine.cache import refusal_of
+from hf_specdec.engine.choice import Choice, choose_lane
+from hf_specdec.engine.host import Prefill, prefill_by_host
+from hf_specdec.refusals import CACHE_KEYWORDS, Settings, is_batched
+
+Tensor = torch.Tensor
+# Arguments of `generate` that are no input of a draft's.
+NOT_INPUTS = frozenset({"inputs", "input_ids", "decoder_input_ids", "position_ids", "decoder_attention_mask"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """The lanes of a call; `reason` says why it has to decode plainly, and is empty when it does not."""
+
+    target: str = "plain"
+    draft: str = "plain"
+    reason: str = ""
+
+
+def prompt_kind(model: PreTrainedModel, arguments: dict[str, Any]) -> str:
+    """Return what the prompt holds beside tokens, empty for plain text."""
+    if model.config.is_encoder_decoder:
+        return "encoder"
+    names = [name for name in MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL if arguments.get(name) is not None]
+    return " ".join(sorted(names))
+
+
+def lanes_for(
+    model: PreTrainedModel, draft: PreTrainedModel, arguments: dict[str, Any], settings: Settings, user_cache: Any
+) -> Lanes:
+    """Choose the lanes of a call before the host prepares it.
+
+    The target's is "unknown" where the prompt holds more than text: then it takes the prepared inputs to tell.
+    """
+    if user_cache is not None and (reason := cache_refusal(user_cache)):
+        return Lanes(reason=reason)
+    batched = is_batched(arguments, settings)
+    # What an encoder reads is known once the host has prepared the call.
+    has_encoder = draft.config.is_encoder_decoder
+    drafting = Choice("compatible") if has_encoder else choose_lane(draft, is_batched=batched)
+    if drafting.lane == "plain":
+        return Lanes(reason=f"no lane runs the draft: {drafting.reason}")
+    if prompt_kind(model, arguments):
+        return Lanes(target="unknown", draft=drafting.lane)
+    obstacle = refusal_of(user_cache) if user_cache is not None else None
+    target = choose_lane(model, is_batched=batched, obstacle=obstacle or "")
+    if target.lane == "plain":
+        return Lanes(reason=f"no lane runs the target: {target.reason}")
+    return Lanes(target=target.lane, draft=drafting.lane)
+
+
+def lanes_once_prepared(
+    lanes: Lanes,
+    model: PreTrainedModel,
+    prepared: dict[str, Any],
+    *,
+    kind: str,
+    num_rows: int,
+    make_prefill: Callable[[dict[str, Any]], Prefill],
+) -> Lanes:
+    """Choose again where the prepared inputs tell more than the arguments did.
+
+    Args:
+        lanes: What `lanes_for` chose.
+        model: The target.
+        prepared: What the host prepared for the target's `forward`.
+        kind: See `prompt_kind`.
+        num_rows: Rows of the batch.
+        make_prefill: Reads the prompt with the given arguments.
+    """
+    cache = next((prepared[name] for name in CACHE_KEYWORDS if prepared.get(name) is not None), None)
+    if cache is not None and (reason := cache_refusal(cache)):
+        return Lanes(reason=reason)
+    obstacle = f"the prompt holds more than text ({kind})" if kind else ""
+    if cache is not None:
+        obstacle = obstacle or refusal_of(cache) or ""
+    position_ids = prepared.get("position_ids")
+    if position_ids is not None and position_ids.ndim != 2:
+        obstacle = obstacle or "a position has several parts"
+    if lanes.target == "compatible" or (lanes.target == "ragged" and not obstacle):
+        return lanes
+    mask = prepared.get("attention_mask") if kind != "encoder" else None
+    # sync: once per call, where the prompt is more than text.
+    has_padding = mask is not None and not bool((mask == 1).all())
+    target = choose_lane(
+        model,
+        is_batched=num_rows > 1 or has_padding,
+        obstacle=obstacle,
+        make_prefill=(lambda: make_prefill(_with_own_caches(prepared))) if kind else None,
+        kind=kind,
+    )
+    if target.lane == "plain":
+        return Lanes(reason=f"no lane runs the target: {target.reason}")
+    return Lanes(target=target.lane, draft=lanes.draft)
+
+
+def cache_refusal(cache: Any) -> str | None:
+    """Return why no lane can continue from a cache, or None."""
+    if not isinstance(cache, Cache):
+        return f"{type(cache).__name__} is no transformers `Cache`"
+    if getattr(cache, "offloading", False):
+        return "an offloaded cache would have to stay on the device"
+    if isinstance(cache, EncoderDecoderCache):
+        return cache_refusal(cache.self_attention_cache)
+    if type(cache) is DynamicCache or (type(cache) is StaticCache and refusal_of(cache) is None):
+        return None
+    if isinstance(cache, DynamicCache) and type(cache).__module__.startswith("transformers.models."):
+        # A model's own; the probe tells whether it can be taken back.
+        return None
+    return refusal_of(cache) or f"{type(cache).__name__} may do more than hold keys and values"
+
+
+def _with_own_caches(prepared: dict[str, Any]) -> dict[str, Any]:
+    """Return the prepared inputs with copies of what a forward writes into."""
+    return {name: copy.deepcopy(value) if name in CACHE_KEYWORDS else value for name, value in prepared.items()}
+
+
+def draft_inputs(
+    draft: PreTrainedModel, target: PreTrainedModel, arguments: dict[str, Any], prepared: dict[str, Any], num_rows: int
+) -> dict[str, Any]:
+    """Return what a draft reads beside tokens, of what the target was given.
+
+    Args:
+        draft: The draft.
+        target: The target.
+        arguments: The arguments of `generate`.
+        prepared: What the host prepared for the target's `forward`.
+        num_rows: Rows of the batch after `num_return_sequences`.
+    """
+    parameters = inspect.signature(type(draft).forward).parameters
+    if draft.config.is_encoder_decoder:
+        name = draft.main_input_name
+        value = arguments.get(name, arguments.get("inputs"))
+        inputs = {name: value, "attention_mask": arguments.get("attention_mask")}
+        return {key: _repeated(item, num_rows, draft) for key, item in inputs.items() if item is not None}
+    if target.config.is_encoder_decoder:
+        return {"encoder_outputs": prepared["encoder_outputs"]} if "encoder_outputs" in parameters else {}
+    if not prompt_kind(draft, {name: value for name, value in arguments.items() if name in parameters}):
+        return {}
+    inputs = {
+        name: value
+        for name, value in arguments.items()
+        if name in parameters and name not in NOT_INPUTS and isinstance(value, Tensor)
+    }
+    ids = arguments.get("input_ids", arguments.get("inputs"))
+    # Images are not laid out by rows, so they cannot simply be repeated.
+    return inputs if ids is not None and len(ids) == num_rows else {}
+
+
+def _repeated(value: Any, num_rows: int, draft: PreTrainedModel) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.repeat_interleave(num_rows // value.shape[0], dim=0).to(draft.device)
+
+
+def draft_choice_with_prompt(draft: PreTrainedModel, inputs: dict[str, Any], decoder_ids: Tensor) -> Choice:
+    """Choose the lane of a draft with an encoder, whose prompt cannot be made up."""
+    return choose_lane(
+        draft,
+        is_batched=len(decoder_ids) > 1,
+        obstacle="the draft has an encoder",
+        make_prefill=lambda: prefill_by_host(draft, **inputs, decoder_input_ids=decoder_ids.to(draft.device)),
+        kind="encoder",
+    )
