@@ -14,7 +14,8 @@ All of them count before the output is cut at an end-of-sequence token or at the
 """
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 _DERIVED_NUMBERS = (
@@ -233,6 +234,28 @@ class SpeculationStats:
         drafted_there = [record for record in self.rounds if record.num_draft_tokens > position]
         outcomes = [num_accepted > position for record in drafted_there for num_accepted in record.num_accepted_tokens]
         return _ratio(sum(outcomes), len(outcomes))
+
+
+def added_up(parts: Sequence[SpeculationStats]) -> SpeculationStats:
+    """Return the stats of several decodings that made up one call; the first token and the time are the call's."""
+    first, last = parts[0], parts[-1]
+    counts = (
+        "num_prompt_tokens",
+        "num_new_tokens",
+        "num_target_forwards",
+        "num_draft_forwards",
+        "num_replayed_tokens",
+        "num_replay_forwards",
+        "draft_prefill_seconds",
+    )
+    return replace(
+        last,
+        rounds=[record for part in parts for record in part.rounds],
+        fallbacks=[reason for part in parts for reason in part.fallbacks],
+        time_to_first_token_seconds=first.time_to_first_token_seconds,
+        num_rows=first.num_rows,
+        **{name: sum(getattr(part, name) for part in parts) for name in counts},
+    )
 
 
 def _ratio(numerator: float, denominator: float) -> float:

@@ -20,7 +20,7 @@ from hf_specdec.refusals import CACHE_KEYWORDS, Settings, is_batched
 
 Tensor = torch.Tensor
 # Arguments of `generate` that are no input of a draft's.
-NOT_INPUTS = frozenset({"inputs", "input_ids", "decoder_input_ids", "position_ids", "decoder_attention_mask"})
+NOT_INPUTS = frozenset({"inputs", "input_ids", "attention_mask", "decoder_input_ids", "position_ids"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +50,9 @@ def lanes_for(
     if user_cache is not None and (reason := cache_refusal(user_cache)):
         return Lanes(reason=reason)
     batched = is_batched(arguments, settings)
-    # What an encoder reads is known once the host has prepared the call.
-    has_encoder = draft.config.is_encoder_decoder
-    drafting = Choice("compatible") if has_encoder else choose_lane(draft, is_batched=batched)
+    # What a draft reads beside tokens is known once the host has prepared the call.
+    reads_more = bool(prompt_kind(draft, _accepted(draft, arguments)))
+    drafting = Choice("compatible") if reads_more else choose_lane(draft, is_batched=batched)
     if drafting.lane == "plain":
         return Lanes(reason=f"no lane runs the draft: {drafting.reason}")
     if prompt_kind(model, arguments):
@@ -70,7 +70,7 @@ def lanes_once_prepared(
     prepared: dict[str, Any],
     *,
     kind: str,
-    num_rows: int,
+    prompt_shape: tuple[int, ...],
     make_prefill: Callable[[dict[str, Any]], Prefill],
 ) -> Lanes:
     """Choose again where the prepared inputs tell more than the arguments did.
@@ -80,9 +80,12 @@ def lanes_once_prepared(
         model: The target.
         prepared: What the host prepared for the target's `forward`.
         kind: See `prompt_kind`.
-        num_rows: Rows of the batch.
+        prompt_shape: Rows and columns of the prompt.
         make_prefill: Reads the prompt with the given arguments.
     """
+    num_rows, num_columns = prompt_shape
+    if not num_columns:
+        return Lanes(reason="a draft reads tokens, but the model was given its prompt as embeddings alone")
     cache = next((prepared[name] for name in CACHE_KEYWORDS if prepared.get(name) is not None), None)
     if cache is not None and (reason := cache_refusal(cache)):
         return Lanes(reason=reason)
@@ -131,7 +134,12 @@ def _with_own_caches(prepared: dict[str, Any]) -> dict[str, Any]:
 
 
 def draft_inputs(
-    draft: PreTrainedModel, target: PreTrainedModel, arguments: dict[str, Any], prepared: dict[str, Any], num_rows: int
+    draft: PreTrainedModel,
+    target: PreTrainedModel,
+    arguments: dict[str, Any],
+    prepared: dict[str, Any],
+    encoder_input: Any,
+    num_rows: int,
 ) -> dict[str, Any]:
     """Return what a draft reads beside tokens, of what the target was given.
 
@@ -140,40 +148,53 @@ def draft_inputs(
         target: The target.
         arguments: The arguments of `generate`.
         prepared: What the host prepared for the target's `forward`.
+        encoder_input: What the host gave to the target's encoder, if it has one.
         num_rows: Rows of the batch after `num_return_sequences`.
     """
     parameters = inspect.signature(type(draft).forward).parameters
     if draft.config.is_encoder_decoder:
-        name = draft.main_input_name
-        value = arguments.get(name, arguments.get("inputs"))
-        inputs = {name: value, "attention_mask": arguments.get("attention_mask")}
-        return {key: _repeated(item, num_rows, draft) for key, item in inputs.items() if item is not None}
+        inputs = {draft.main_input_name: encoder_input, "attention_mask": arguments.get("attention_mask")}
+        return {name: _repeated(value, num_rows, draft) for name, value in inputs.items() if value is not None}
     if target.config.is_encoder_decoder:
+        # A decoder made for the target's encoder reads what that has read.
         return {"encoder_outputs": prepared["encoder_outputs"]} if "encoder_outputs" in parameters else {}
-    if not prompt_kind(draft, {name: value for name, value in arguments.items() if name in parameters}):
-        return {}
-    inputs = {
-        name: value
-        for name, value in arguments.items()
-        if name in parameters and name not in NOT_INPUTS and isinstance(value, Tensor)
-    }
+    accepted = _accepted(draft, arguments)
     ids = arguments.get("input_ids", arguments.get("inputs"))
     # Images are not laid out by rows, so they cannot simply be repeated.
-    return inputs if ids is not None and len(ids) == num_rows else {}
+    if not prompt_kind(draft, accepted) or ids is None or len(ids) != num_rows:
+        return {}
+    return {
+        name: value.to(draft.device)
+        for name, value in accepted.items()
+        if name not in NOT_INPUTS and isinstance(value, Tensor)
+    }
+
+
+def _accepted(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(type(model).forward).parameters
+    return {name: value for name, value in arguments.items() if name in parameters}
+
+
+def draft_choice_with_prompt(
+    draft: PreTrainedModel, inputs: dict[str, Any], token_ids: Tensor, attention_mask: Tensor | None
+) -> Choice:
+    """Choose the lane of a draft that reads more than tokens, whose prompt cannot be made up."""
+    token_ids = token_ids.to(draft.device)
+    if draft.config.is_encoder_decoder:
+        prompt = {"decoder_input_ids": token_ids}
+    else:
+        mask = torch.ones_like(token_ids) if attention_mask is None else attention_mask[:, -token_ids.shape[1] :]
+        prompt = {"input_ids": token_ids, "attention_mask": mask.to(draft.device)}
+    return choose_lane(
+        draft,
+        is_batched=len(token_ids) > 1,
+        obstacle="the draft reads more than tokens",
+        make_prefill=lambda: prefill_by_host(draft, **inputs, **prompt),
+        kind=" ".join(sorted(inputs)),
+    )
 
 
 def _repeated(value: Any, num_rows: int, draft: PreTrainedModel) -> Any:
     if not isinstance(value, Tensor):
         return value
     return value.repeat_interleave(num_rows // value.shape[0], dim=0).to(draft.device)
-
-
-def draft_choice_with_prompt(draft: PreTrainedModel, inputs: dict[str, Any], decoder_ids: Tensor) -> Choice:
-    """Choose the lane of a draft with an encoder, whose prompt cannot be made up."""
-    return choose_lane(
-        draft,
-        is_batched=len(decoder_ids) > 1,
-        obstacle="the draft has an encoder",
-        make_prefill=lambda: prefill_by_host(draft, **inputs, decoder_input_ids=decoder_ids.to(draft.device)),
-        kind="encoder",
-    )

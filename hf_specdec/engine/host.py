@@ -83,3 +83,18 @@ def filled_cache(outputs: Any) -> Any:
     """Return the cache of a forward's outputs; transformers 5.17 and 5.24 name it differently."""
     cache = outputs.get("cache")
     return cache if cache is not None else outputs.get("past_key_values")
+
+
+def sample_plainly(
+    model: Model,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    config: GenerationConfig,
+    streamer: Any,
+    model_kwargs: Mapping[str, Any],
+) -> Any:
+    """Run the host's own decoding loop on what the host has prepared."""
+    return model._sample(
+        input_ids, logits_processor, stopping_criteria, config, synced_gpus=False, streamer=streamer, **model_kwargs
+    )

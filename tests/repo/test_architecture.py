@@ -28,6 +28,7 @@ RANKS = {
     "drafters": 4,
     "refusals": 4,
     "routing": 4.5,
+    "call": 4.75,
     "generation": 5,
     "cards": 5,
     "demo": 5.5,
