@@ -28,7 +28,7 @@ from hf_specdec.routing import (
     draft_inputs,
     lanes_for,
     lanes_once_prepared,
-    prompt_kind,
+    prepared_kind,
 )
 
 
@@ -100,7 +100,7 @@ def _decode(
         lanes,
         model,
         prepared,
-        kind=prompt_kind(model, prepared) or prompt_kind(call.model, call.arguments),
+        kind=prepared_kind(model, call.arguments, prepared),
         prompt_shape=input_ids.shape,
         make_prefill=read_prompt,
     )
@@ -194,7 +194,8 @@ def _with_plain_stats(output: Any, reason: str, started: float, prompt_width: in
     stats = SpeculationStats(
         lane="plain", draft_lane="plain", fallbacks=[reason], total_seconds=time.perf_counter() - started
     )
-    stats.num_rows, width = output.sequences.shape
+    # Some models return several codebooks per row.
+    stats.num_rows, width = output.sequences.shape[0], output.sequences.shape[-1]
     stats.num_prompt_tokens = stats.num_rows * prompt_width
     stats.num_new_tokens = stats.num_rows * (width - prompt_width)
     has_encoder = isinstance(output, GenerateEncoderDecoderOutput)

@@ -18,6 +18,7 @@ from hf_specdec.call import Call, generate_with_draft
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.errors import UnsupportedGenerationError
 from hf_specdec.loading import forget_drafts, resolve_draft
+from hf_specdec.quiet import quiet
 from hf_specdec.refusals import (
     checked_settings,
     refuse_foreign_spellings,
@@ -194,18 +195,19 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
     arguments = _named(host_generate, args, kwargs)
     refuse_foreign_spellings(arguments)
     settings, user_cache = checked_settings(model, arguments)
-    call = Call(
-        model=model,
-        draft=resolve_draft(model, draft_model, config),
-        host_generate=host_generate,
-        has_own_generate=_has_own_generate(model),
-        arguments=arguments,
-        config=config,
-        settings=settings,
-        user_cache=user_cache,
-        started=started,
-    )
-    return generate_with_draft(call)
+    with quiet():
+        call = Call(
+            model=model,
+            draft=resolve_draft(model, draft_model, config),
+            host_generate=host_generate,
+            has_own_generate=_has_own_generate(model),
+            arguments=arguments,
+            config=config,
+            settings=settings,
+            user_cache=user_cache,
+            started=started,
+        )
+        return generate_with_draft(call)
 
 
 def _has_own_generate(model: Any) -> bool:

@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.errors import DraftLoadError, IncompatibleDraftError
+from hf_specdec.placement import device_of
 
 # A draft that shares less of the target's vocabulary than this was surely made for another tokenizer.
 SMALLEST_SHARED_VOCABULARY = 0.5
@@ -66,7 +67,7 @@ def check_compatibility(target: PreTrainedModel, draft: PreTrainedModel) -> None
             f"For a decoder-only target `draft_model` must be a decoder-only causal LM, but {name} has an encoder. "
             "Choose a small model of the target's family."
         )
-    if draft.device.type == "meta":
+    if device_of(draft).type == "meta":
         raise IncompatibleDraftError(
             f"`draft_model` must have its weights loaded, but {name} is on the meta device. Load it with "
             "`from_pretrained`."
@@ -98,7 +99,7 @@ def _load_once(target: PreTrainedModel, name: str, config: SpeculativeConfig) ->
         if key not in drafts:
             drafts[key] = _load(target, name, config)
         draft = drafts[key]
-    return draft if draft.device == target.device else draft.to(target.device)  # type: ignore[arg-type]
+    return _placed(draft, device_of(target))
 
 
 def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreTrainedModel:
@@ -128,8 +129,14 @@ def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreT
             f"A draft's folder must hold all its weights, but {name!r} lacks {len(missing)} of them ({missing[0]!r}, "
             "for one), which would be random. Save the draft again, or load it yourself and pass the model."
         )
-    ready: PreTrainedModel = draft.to(target.device).eval()
+    ready: PreTrainedModel = _placed(draft, device_of(target)).eval()
     return ready
+
+
+def _placed(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """Return a draft on the device; quantized ones, which the host already put there, may refuse to be moved."""
+    placed: PreTrainedModel = draft if device_of(draft) == device else draft.to(device)  # type: ignore[arg-type]
+    return placed
 
 
 def _first_line(error: BaseException) -> str:

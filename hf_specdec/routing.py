@@ -15,7 +15,9 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 
 from hf_specdec.engine.cache import refusal_of
 from hf_specdec.engine.choice import Choice, choose_lane
+from hf_specdec.engine.forward import batched_extras
 from hf_specdec.engine.host import Prefill, prefill_by_host
+from hf_specdec.placement import device_of
 from hf_specdec.refusals import CACHE_KEYWORDS, Settings, is_batched
 
 Tensor = torch.Tensor
@@ -36,8 +38,18 @@ def prompt_kind(model: PreTrainedModel, arguments: dict[str, Any]) -> str:
     """Return what the prompt holds beside tokens, empty for plain text."""
     if model.config.is_encoder_decoder:
         return "encoder"
-    names = [name for name in MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL if arguments.get(name) is not None]
-    return " ".join(sorted(names))
+    return " ".join(sorted(name for name in MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL if _holds(arguments.get(name))))
+
+
+def prepared_kind(model: PreTrainedModel, arguments: dict[str, Any], prepared: dict[str, Any]) -> str:
+    """Return the same once the host has prepared the call: any tensor counts that is no part of a text."""
+    tensors = [name for name, value in batched_extras(prepared).items() if isinstance(value, Tensor)]
+    return prompt_kind(model, prepared) or prompt_kind(model, arguments) or " ".join(sorted(tensors))
+
+
+def _holds(value: Any) -> bool:
+    """Return whether an argument holds anything; the host gathers encoded images in a dict that may be empty."""
+    return any(_holds(item) for item in value.values()) if isinstance(value, dict) else value is not None
 
 
 def lanes_for(
@@ -52,7 +64,7 @@ def lanes_for(
     batched = is_batched(arguments, settings)
     # What a draft reads beside tokens is known once the host has prepared the call.
     reads_more = bool(prompt_kind(draft, _accepted(draft, arguments)))
-    drafting = Choice("compatible") if reads_more else choose_lane(draft, is_batched=batched)
+    drafting = Choice("compatible") if reads_more else choose_lane(draft, is_batched=batched, is_draft=True)
     if drafting.lane == "plain":
         return Lanes(reason=f"no lane runs the draft: {drafting.reason}")
     if prompt_kind(model, arguments):
@@ -157,14 +169,16 @@ def draft_inputs(
         return {name: _repeated(value, num_rows, draft) for name, value in inputs.items() if value is not None}
     if target.config.is_encoder_decoder:
         # A decoder made for the target's encoder reads what that has read.
-        return {"encoder_outputs": prepared["encoder_outputs"]} if "encoder_outputs" in parameters else {}
+        return (
+            {"encoder_outputs": _moved(prepared["encoder_outputs"], draft)} if "encoder_outputs" in parameters else {}
+        )
     accepted = _accepted(draft, arguments)
     ids = arguments.get("input_ids", arguments.get("inputs"))
     # Images are not laid out by rows, so they cannot simply be repeated.
     if not prompt_kind(draft, accepted) or ids is None or len(ids) != num_rows:
         return {}
     return {
-        name: value.to(draft.device)
+        name: value.to(device_of(draft))
         for name, value in accepted.items()
         if name not in NOT_INPUTS and isinstance(value, Tensor)
     }
@@ -179,22 +193,30 @@ def draft_choice_with_prompt(
     draft: PreTrainedModel, inputs: dict[str, Any], token_ids: Tensor, attention_mask: Tensor | None
 ) -> Choice:
     """Choose the lane of a draft that reads more than tokens, whose prompt cannot be made up."""
-    token_ids = token_ids.to(draft.device)
+    token_ids = token_ids.to(device_of(draft))
     if draft.config.is_encoder_decoder:
         prompt = {"decoder_input_ids": token_ids}
     else:
         mask = torch.ones_like(token_ids) if attention_mask is None else attention_mask[:, -token_ids.shape[1] :]
-        prompt = {"input_ids": token_ids, "attention_mask": mask.to(draft.device)}
+        prompt = {"input_ids": token_ids, "attention_mask": mask.to(token_ids.device)}
     return choose_lane(
         draft,
         is_batched=len(token_ids) > 1,
+        is_draft=True,
         obstacle="the draft reads more than tokens",
         make_prefill=lambda: prefill_by_host(draft, **inputs, **prompt),
         kind=" ".join(sorted(inputs)),
     )
 
 
+def _moved(outputs: Any, draft: PreTrainedModel) -> Any:
+    device = device_of(draft)
+    return type(outputs)(
+        **{name: value.to(device) if isinstance(value, Tensor) else value for name, value in outputs.items()}
+    )
+
+
 def _repeated(value: Any, num_rows: int, draft: PreTrainedModel) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return value.repeat_interleave(num_rows // value.shape[0], dim=0).to(draft.device)
+    return value.repeat_interleave(num_rows // value.shape[0], dim=0).to(device_of(draft))

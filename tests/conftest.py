@@ -9,6 +9,8 @@ from typing import Any
 
 # Before anything imports huggingface_hub: look-ups of names that are no local folders then fail at once.
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Before anything imports torch: the suite runs in a process per core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch

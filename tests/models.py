@@ -10,6 +10,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     PreTrainedTokenizerFast,
     RecurrentGemmaConfig,
     RecurrentGemmaForCausalLM,
@@ -43,6 +45,23 @@ def build_target(seed: int = 0, **overrides: object) -> LlamaForCausalLM:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LlamaForCausalLM(LlamaConfig(**(options | overrides))).eval()
+
+
+def build_mamba(seed: int = 0, **overrides: object) -> MambaForCausalLM:
+    """Return a random Mamba that never stops by itself."""
+    options: dict[str, object] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "state_size": 8,
+        "initializer_range": 0.6,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return MambaForCausalLM(MambaConfig(**(options | overrides))).eval()
 
 
 def build_noisy(model: LlamaForCausalLM, relative_noise: float = 0.05, seed: int = 1) -> LlamaForCausalLM:

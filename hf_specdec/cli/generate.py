@@ -49,11 +49,13 @@ def generate(
     if compare and draft is None:
         raise typer.BadParameter("needs --draft: there is nothing to compare without one.", param_hint="--compare")
     text = _read_prompt(prompt, prompt_file)
+    from hf_specdec.placement import device_of
+
     sampling = _sampling(temperature, top_p, top_k)
     talk = Console(stderr=True, highlight=False)
     talk.print(f"Loading {model} …", soft_wrap=True)
     target, tokenizer = _load(model, dtype, device, trust_remote_code=trust_remote_code)
-    inputs = _encode(tokenizer, text, chat=chat).to(target.device)
+    inputs = _encode(tokenizer, text, chat=chat).to(device_of(target))
     speculation = _speculation(draft, num_draft_tokens, trust_remote_code=trust_remote_code)
     if draft is not None:
         talk.print(f"Loading {draft} …", soft_wrap=True)

@@ -14,6 +14,7 @@ from hf_specdec.engine.layout import context_of
 from hf_specdec.engine.processors import ProcessorPlan
 from hf_specdec.engine.sequences import Sequences, Span
 from hf_specdec.engine.state import Proposal
+from hf_specdec.placement import device_of
 
 Tensor = torch.Tensor
 
@@ -143,10 +144,11 @@ class ModelDrafter:
         return torch.nn.functional.pad(logits, (0, self.vocab_size - logits.shape[1]), value=-torch.inf)
 
     def _prompt_arguments(self, prompt: Tensor) -> dict[str, Any]:
+        device = device_of(self.model)
         if self.model.config.is_encoder_decoder:
-            return {**self.inputs, "decoder_input_ids": prompt.to(self.model.device)}
+            return {**self.inputs, "decoder_input_ids": prompt.to(device)}
         mask = self.attention_mask if self.attention_mask is not None else torch.ones_like(prompt)
-        tokens = {"input_ids": prompt.to(self.model.device), "attention_mask": mask.to(self.model.device)}
+        tokens = {"input_ids": prompt.to(device), "attention_mask": mask.to(device)}
         return {**self.inputs, **tokens}
 
     def _embeddable(self, token_ids: Tensor) -> Tensor:

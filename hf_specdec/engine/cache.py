@@ -37,17 +37,17 @@ class Cursor:
     num_tokens: int = 0
     end: int = 0
     capacity: int = 0
-    index: dict[tuple[int, int], Tensor] | None = None
+    index: dict[tuple[int, int, torch.device], Tensor] | None = None
 
-    def flat_index(self, num_heads: int, capacity: int) -> Tensor:
+    def flat_index(self, num_heads: int, capacity: int, device: torch.device) -> Tensor:
         """Return the positions `[B * num_heads * num_tokens]` of the written slots in a flattened buffer."""
         assert self.starts is not None, "a common start needs no index"
         if self.index is None:
             self.index = {}
-        key = (num_heads, capacity)
+        # Layers may lie on several devices.
+        key = (num_heads, capacity, device)
         if key not in self.index:
-            device = self.starts.device
-            slots = self.starts[:, None] + torch.arange(self.num_tokens, device=device)  # [B, T]
+            slots = self.starts.to(device)[:, None] + torch.arange(self.num_tokens, device=device)  # [B, T]
             planes = torch.arange(len(self.starts) * num_heads, device=device).view(-1, num_heads, 1)  # [B, H, 1]
             self.index[key] = (planes * capacity + slots[:, None, :]).flatten()
         return self.index[key]
@@ -88,7 +88,7 @@ class RaggedLayer(CacheLayerMixin):
             buffer[:, :, cursor.start : cursor.end].copy_(states)
             return
         _, num_heads, capacity, width = buffer.shape
-        index = cursor.flat_index(num_heads, capacity).to(buffer.device)
+        index = cursor.flat_index(num_heads, capacity, buffer.device)
         buffer.view(-1, width).index_copy_(0, index, states.reshape(-1, width).to(buffer.dtype))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         """Choose the clock that fits `device`."""
+        self.device = device
         self.uses_events = device.type == "cuda"
 
     def mark(self) -> Any:
@@ -20,7 +21,8 @@ class Stopwatch:
         if not self.uses_events:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        # By name: a model on several devices ends on another than the current one.
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
     def seconds(self, first: Any, last: Any) -> float:

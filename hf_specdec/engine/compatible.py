@@ -29,6 +29,7 @@ from hf_specdec.engine.layout import Model, layout_of, windows_of
 from hf_specdec.engine.scans import continued_scans, modules_with_scans
 from hf_specdec.engine.sequences import Span
 from hf_specdec.engine.snapshot import freeze, thaw
+from hf_specdec.placement import device_of
 
 Tensor = torch.Tensor
 # A longer replay gets a forward of its own, after which the snapshot stands at its end.
@@ -51,7 +52,7 @@ class CompatibleLane:
             takes_back: Whether tokens may be rejected; without that the cache is used precisely as in plain decoding.
         """
         self.model = model
-        self.device = model.device
+        self.device = device_of(model)
         self.layout = layout_of(model)
         self.num_forwards = 0
         self.num_replayed_tokens = 0
@@ -90,7 +91,8 @@ class CompatibleLane:
         start = span.start
         end = start + token_ids.shape[1]
         self._go_back_to(start)
-        self._tokens = torch.cat([self._tokens[:, :start], token_ids], dim=1)
+        # Tokens stay where the prompt's masks are: where a model wants both elsewhere, the host moves both.
+        self._tokens = torch.cat([self._tokens[:, :start], token_ids.to(self._tokens.device)], dim=1)
         if self._fed < start and (collect or start - self._fed > LONGEST_REPLAY):
             self._feed(start, num_logits=1)
             self.num_flushes += 1
@@ -108,7 +110,7 @@ class CompatibleLane:
         """Bring the host's cache to hold exactly `token_ids` `[B, L]`, and return it."""
         length = token_ids.shape[1]
         self._go_back_to(length)
-        self._tokens = token_ids
+        self._tokens = token_ids.to(self._tokens.device)
         if self._fed < length:
             self._feed(length, num_logits=1)
         if self._croppable is not None:
@@ -118,8 +120,10 @@ class CompatibleLane:
     def _go_back_to(self, column: int) -> None:
         """Take back what was fed at `column` and later; tokens before it may have to be fed again."""
         if self._croppable is not None:
-            # Also when nothing is taken back: a recording cache keeps everything until it is cropped.
-            self._croppable.crop(min(0, column - self._fed))
+            # Also when nothing is taken back: a recording cache keeps everything until it is cropped. Not between the
+            # steps of a draft, though, for a crop forgets what has left the window.
+            if column < self._fed or column <= self._settled:
+                self._croppable.crop(min(0, column - self._fed))
             self._fed = min(self._fed, column)
         elif column < self._fed:
             assert 0 <= self._snapshot_at <= column, "a snapshot stands before every token that can be rejected"
@@ -130,7 +134,7 @@ class CompatibleLane:
         """Run the model on the known tokens from where its state ends up to column `end`."""
         arguments = self._arguments_until(end)
         inputs = self.model.prepare_inputs_for_generation(
-            self._tokens[:, :end].to(self.device), next_sequence_length=end - self._fed, **arguments
+            self._tokens[:, :end], next_sequence_length=end - self._fed, **arguments
         )
         if self.layout.accepts_logits_to_keep:
             # Set last, for some models put in what they need for one token.

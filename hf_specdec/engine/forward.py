@@ -8,10 +8,13 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicCache
 
+from hf_specdec.engine.alibi import BIAS, from_any_mask, modules_with_biases
+from hf_specdec.engine.borrowing import replaced
 from hf_specdec.engine.cache import RaggedCache, refusal_of, take_over
-from hf_specdec.engine.host import filled_cache
+from hf_specdec.engine.host import HOSTS_CACHE_NAME, filled_cache
 from hf_specdec.engine.layout import MASKED_BY_US, Model, layout_of, windows_of
 from hf_specdec.engine.sequences import Span
+from hf_specdec.placement import device_of
 
 Tensor = torch.Tensor
 # Arguments of `forward` that the lane sets itself or that only concern the prompt.
@@ -26,6 +29,7 @@ OWN_ARGUMENTS = frozenset(
         "inputs_tensor",
         "labels",
         "logits_to_keep",
+        "mm_encoder_outputs",
         "output_attentions",
         "output_hidden_states",
         "past_key_values",
@@ -74,15 +78,18 @@ class Lane:
         self.model = model
         self.cache = cache
         self.layout = layout_of(model)
-        self.device = model.device
+        self.device = device_of(model)
         self.shift = shift
         self.visible = visible.to(self.device) if visible is not None else None
         last_slot = shift + num_prompt_columns - 1
         self.position_offset = (
             (last_positions.to(self.device) - last_slot)[:, None] if last_positions is not None else None
         )  # [B, 1]
-        self.extras = dict(extras)
+        self.extras = {
+            name: value.to(self.device) if isinstance(value, Tensor) else value for name, value in extras.items()
+        }
         self.num_forwards = 0
+        self._biases = modules_with_biases(model)
         self._slots = torch.arange(cache.cursor.capacity, device=self.device)
 
     @classmethod
@@ -139,7 +146,7 @@ class Lane:
         batch = token_ids.shape[0]
         arguments: dict[str, Any] = {
             "input_ids": token_ids.to(self.device),
-            "attention_mask": self._masks(slots, end),
+            "attention_mask": self._masks(slots, end, batch),
             self.layout.cache_name: self.cache,
             "use_cache": True,
             "return_dict": True,
@@ -154,7 +161,8 @@ class Lane:
         if self.layout.accepts_logits_to_keep:
             arguments["logits_to_keep"] = num_logits
         self.num_forwards += 1
-        return self.model(**arguments)
+        with replaced(self._biases, {BIAS: from_any_mask}):
+            return self.model(**arguments)
 
     def settle(self, column: int) -> None:
         """Hear that the tokens before `column` stay; this lane can take back any."""
@@ -175,18 +183,20 @@ class Lane:
             self.position_offset = self.position_offset[rows]
         for name, value in self.extras.items():
             if isinstance(value, Tensor) and value.ndim and value.shape[0] == before:
-                self.extras[name] = value[rows.to(value.device)]
+                self.extras[name] = value[rows]
 
     def _batch_size(self) -> int:
         return next((int(layer.keys.shape[0]) for layer in self.cache.ragged_layers if layer.is_initialized), 0)
 
-    def _masks(self, slots: Tensor, end: int) -> Any:
+    def _masks(self, slots: Tensor, end: int, batch: int) -> Any:
         """Return the 4-D mask or dict of masks for queries at `slots` over the first `end` slots."""
         if self.layout.attention not in MASKED_BY_US:
             return None
         if self.layout.layer_types is not None:
             return {kind: self._mask(slots, end, kind) for kind in self.layout.layer_types}
-        return self._mask(slots, end, "sliding_attention")
+        mask = self._mask(slots, end, "sliding_attention")
+        # Biases are made from the mask, and for each row.
+        return mask.expand(batch, -1, -1, -1) if self._biases and mask is not None else mask
 
     def _mask(self, slots: Tensor, end: int, kind: str) -> Tensor | None:
         window = self.layout.sliding_window if kind == "sliding_attention" else None
@@ -253,19 +263,23 @@ def prefilled_lane(model: Model, input_ids: Tensor, attention_mask: Tensor | Non
     Raises:
         ValueError: The model's cache cannot be taken over.
     """
-    input_ids = input_ids.to(model.device)
+    input_ids = input_ids.to(device_of(model))
     layout = layout_of(model)
     arguments: dict[str, Any] = {"use_cache": True}
     position_ids = None
     if attention_mask is not None:
-        attention_mask = attention_mask.to(model.device)
+        attention_mask = attention_mask.to(input_ids.device)
         arguments["attention_mask"] = attention_mask
-        if layout.accepts_position_ids:
-            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)
-            arguments["position_ids"] = position_ids
+        position_ids = (attention_mask.long().cumsum(-1) - 1).clamp_(min=0)
+    if layout.accepts_position_ids:
+        # Some models would count from elsewhere if left alone; the host, too, hands positions to all that take them.
+        columns = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        arguments["position_ids"] = columns if position_ids is None else position_ids
+    else:
+        position_ids = None
     if layout.accepts_logits_to_keep:
         arguments["logits_to_keep"] = 1
-    arguments[layout.cache_name] = DynamicCache(config=model.config.get_text_config(decoder=True))
+    arguments[HOSTS_CACHE_NAME] = DynamicCache(config=model.config.get_text_config(decoder=True))
     inputs = model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **arguments)
     outputs = model(**inputs, return_dict=True)
     cache = filled_cache(outputs)

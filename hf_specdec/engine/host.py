@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -12,6 +13,9 @@ from transformers import GenerationConfig, GenerationMixin
 from hf_specdec.engine.layout import Model
 
 Tensor = torch.Tensor
+# transformers 5.17 says `past_key_values`.
+_PREPARE = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+HOSTS_CACHE_NAME = "cache" if "cache" in _PREPARE else "past_key_values"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +85,8 @@ def prefill(model: Model, input_ids: Tensor, config: GenerationConfig, model_kwa
 
 def filled_cache(outputs: Any) -> Any:
     """Return the cache of a forward's outputs; transformers 5.17 and 5.24 name it differently."""
-    cache = outputs.get("cache")
-    return cache if cache is not None else outputs.get("past_key_values")
+    names = ("cache", "past_key_values", "cache_params")
+    return next((outputs[name] for name in names if outputs.get(name) is not None), None)
 
 
 def sample_plainly(

@@ -6,6 +6,8 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 # A `PreTrainedModel`; most of its attributes are typed as tensor or module, which nothing here could work with.
 Model = Any
 MASKED_BY_US = ("sdpa", "eager")
@@ -71,6 +73,34 @@ def _rope_entries(config: Any) -> list[dict[str, Any]]:
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     entries = [parameters, *(entry for entry in parameters.values() if isinstance(entry, dict))]
     return [entry for entry in entries if "rope_type" in entry]
+
+
+def tolerance_of(model: Model, *, is_draft: bool) -> float:
+    """Return how far logits may move, relative to the largest, when a model computes the same in another order.
+
+    Args:
+        model: The model; what counts is the coarsest arithmetic in it, that of quantized layers included.
+        is_draft: Whether the logits only serve to guess.
+    """
+    by_dtype = {torch.float64: 1e-6, torch.float32: 1e-3}
+    tolerance = by_dtype.get(model.dtype, 0.1)
+    quantization = getattr(model.config, "quantization_config", None)
+    if quantization is None:
+        return tolerance
+    if is_draft:
+        return 0.1
+    if getattr(quantization, "load_in_4bit", False):
+        return max(tolerance, by_dtype.get(quantization.bnb_4bit_compute_dtype, 0.1))
+    if getattr(quantization, "load_in_8bit", False):
+        # An activation near the middle of two of the 127 steps may fall to either side.
+        return max(tolerance, 1 / 127)
+    return tolerance
+
+
+def has_shared_outliers(model: Model) -> bool:
+    """Return whether int8 layers choose by all tokens of a forward which columns they compute in 16 bit."""
+    quantization = getattr(model.config, "quantization_config", None)
+    return bool(getattr(quantization, "load_in_8bit", False) and getattr(quantization, "llm_int8_threshold", 0.0))
 
 
 def windows_of(model: Model) -> list[int | None] | None:

@@ -17,8 +17,9 @@ import torch
 from hf_specdec.engine.compatible import CompatibleLane
 from hf_specdec.engine.forward import prefilled_lane
 from hf_specdec.engine.host import Prefill, prefill_by_host
-from hf_specdec.engine.layout import Model, layout_of, turns_by_length
+from hf_specdec.engine.layout import Model, layout_of, tolerance_of, turns_by_length
 from hf_specdec.engine.sequences import Span
+from hf_specdec.placement import device_of
 
 Tensor = torch.Tensor
 
@@ -45,28 +46,37 @@ _verdicts: dict[tuple[Any, ...], Verdict] = {}
 _verdicts_lock = threading.Lock()
 
 
-def probe_ragged(model: Model, *, is_batched: bool) -> Verdict:
+def probe_ragged(model: Model, *, is_batched: bool, is_draft: bool = False) -> Verdict:
     """Check once per class, configuration, attention implementation and dtype that the ragged lane tells the truth.
 
     A few random tokens go through the lane, with a rollback and in rows of unequal length if `is_batched`, and through
     the model's ordinary decoding; the logits must agree. The caller's random state and the model's mode are left as
-    they were.
+    they were. A quantized draft's need only agree roughly (`is_draft`).
     """
-    return _once(
-        model,
-        f"ragged {is_batched}",
-        lambda: _static_refusal(model) or _trial(model, lambda: _ragged_difference(model, is_batched=is_batched)),
-    )
+    tolerance = tolerance_of(model, is_draft=is_draft)
+
+    def find() -> Verdict:
+        return _static_refusal(model) or _trial(
+            model, lambda: _ragged_difference(model, is_batched=is_batched), tolerance
+        )
+
+    return _once(model, f"ragged {is_batched} {tolerance}", find)
 
 
 def probe_compatible(
-    model: Model, *, is_batched: bool, make_prefill: Callable[[], Prefill] | None = None, kind: str = ""
+    model: Model,
+    *,
+    is_batched: bool,
+    is_draft: bool = False,
+    make_prefill: Callable[[], Prefill] | None = None,
+    kind: str = "",
 ) -> Verdict:
     """Check the same for the compatible lane.
 
     Args:
         model: The model.
         is_batched: Whether several rows, or padded ones, will be decoded together.
+        is_draft: See `tolerance_of`.
         make_prefill: Returns a fresh prefill of the caller's own prompt, for models that need more than tokens; None
             makes up a prompt of a few tokens.
         kind: What the prompt holds beside tokens; a verdict is kept for each kind.
@@ -75,7 +85,8 @@ def probe_compatible(
     def difference() -> tuple[float, float]:
         return _compatible_difference(model, make_prefill or (lambda: _made_up_prefill(model, is_batched=is_batched)))
 
-    return _once(model, f"compatible {is_batched} {kind}", lambda: _trial(model, difference))
+    tolerance = tolerance_of(model, is_draft=is_draft)
+    return _once(model, f"compatible {is_batched} {kind} {tolerance}", lambda: _trial(model, difference, tolerance))
 
 
 def _once(model: Model, lane: str, find: Callable[[], Verdict]) -> Verdict:
@@ -87,7 +98,7 @@ def _once(model: Model, lane: str, find: Callable[[], Verdict]) -> Verdict:
         f"{type(model).__module__}.{type(model).__qualname__}",
         getattr(config, "_attn_implementation", None),
         str(model.dtype),
-        str(model.device),
+        str(device_of(model)),
         config.to_json_string(),
     )
     with _verdicts_lock:
@@ -118,16 +129,15 @@ def _static_refusal(model: Model) -> Verdict | None:
     return None
 
 
-def _trial(model: Model, difference: Callable[[], tuple[float, float]]) -> Verdict:
+def _trial(model: Model, difference: Callable[[], tuple[float, float]], tolerance: float) -> Verdict:
     try:
         with _undisturbed(model):
             worst, scale = difference()
     except Exception as error:  # noqa: BLE001  whatever a trial raises, the model is better left alone
         return Verdict(False, f"a trial forward failed ({type(error).__name__}: {error})", is_passing=True)
-    tolerance = {torch.float64: 1e-6, torch.float32: 1e-3}.get(model.dtype, 0.1) * max(scale, 1.0)
     if worst != worst:
         return Verdict(False, "its logits are NaN", is_passing=True)
-    if worst > tolerance:
+    if worst > tolerance * max(scale, 1.0):
         return Verdict(False, f"its logits change by {worst:.2g} when several tokens are verified at once")
     return Verdict(True)
 
@@ -136,7 +146,8 @@ def _trial(model: Model, difference: Callable[[], tuple[float, float]]) -> Verdi
 def _undisturbed(model: Model) -> Iterator[None]:
     """Run without gradients and dropout; leave the random state and the modules' modes as they were."""
     modes = [(module, module.training) for module in model.modules() if module.training]
-    devices = [model.device.index or 0] if model.device.type == "cuda" else []
+    device = device_of(model)
+    devices = [device.index or 0] if device.type == "cuda" else []
     try:
         with torch.no_grad(), torch.random.fork_rng(devices):
             torch.manual_seed(0)
@@ -153,8 +164,9 @@ def _random_tokens(model: Model, *shape: int) -> Tensor:
     vocab_size = model.get_input_embeddings().weight.shape[0]
     special = {value for config in (model.config, model.config.get_text_config(decoder=True)) for value in _ids(config)}
     allowed = [token for token in range(min(vocab_size, 4096)) if token not in special] or [0]
-    chosen = torch.randint(len(allowed), shape, device=model.device)
-    return torch.tensor(allowed, device=model.device)[chosen]
+    device = device_of(model)
+    chosen = torch.randint(len(allowed), shape, device=device)
+    return torch.tensor(allowed, device=device)[chosen]
 
 
 def _ids(config: Any) -> list[int]:
@@ -189,7 +201,7 @@ def _ragged_difference(model: Model, *, is_batched: bool) -> tuple[float, float]
     for row, count in enumerate(kept):
         first[row, :count] = tokens[row, :count]
     got_first = lane.forward(first, Span(start=width, end=width + 3), num_logits=3).logits[:, -3:].float()
-    starts = torch.tensor([width + count for count in kept], device=model.device)
+    starts = torch.tensor([width + count for count in kept], device=device_of(model))
     span = Span(start=None if is_batched else width + 1, starts=starts, end=width + max(kept) + 2)
     got_second = lane.forward(second, span, num_logits=2).logits[:, -2:].float()
     pairs = []

@@ -1,9 +1,12 @@
-"""Let a selective scan (Mamba, arXiv:2312.00752) over several tokens start from the state that the cache holds.
+"""Let a scan (Mamba) over several tokens do what the host does with single ones: go on from the cache, with free steps.
 
-The host's scan always starts from zero, as its kernel does; only single tokens continue. The recurrence is linear, so
+The host's selective scan (arXiv:2312.00752) always starts from zero, as its kernel does. The recurrence is linear, so
 what an initial state adds to outputs and final state can be added afterwards:
 
     y_t += C_t · (exp(A · sum of dt up to t) * h_0) * silu(z_t)
+
+Its chunked scan (Mamba-2, arXiv:2405.21060) starts from a state, but keeps step sizes within limits (Nemotron-H and
+Zamba2: at least 0.001) that single tokens are free of.
 """
 
 from __future__ import annotations
@@ -18,25 +21,39 @@ import torch
 
 Tensor = torch.Tensor
 SCAN = "mamba_selective_scan"
+CHUNKED_SCAN = "mamba2_chunk_scan"
+NO_LIMIT = (0.0, float("inf"))
 
 
 class _Running(threading.local):
-    """The states that the layer now running in this thread starts from, one per scan it makes."""
+    """What this thread's scans have to know.
+
+    `states` are those that the layer now running starts from, one per scan it makes; `depth` counts the contexts
+    entered.
+    """
 
     states: list[Tensor] | None = None
+    depth: int = 0
 
 
 _running = _Running()
 _lock = threading.Lock()
-# Users of each of the host's modules, and the scan it has when nobody uses it.
+# Users of each of the host's modules, and the scans it has when nobody uses it.
 _users: dict[str, int] = {}
-_originals: dict[str, Callable[..., Any]] = {}
+_originals: dict[str, dict[str, Callable[..., Any]]] = {}
 
 
 def modules_with_scans(model: Any) -> frozenset[str]:
-    """Return the names of the host's modules whose selective scans `model` uses."""
-    names = {type(module).__module__ for module in model.modules() if "MambaMixer" in type(module).__name__}
-    return frozenset(name for name in names if hasattr(sys.modules.get(name), SCAN))
+    """Return the names of the host's modules with scans of `model` that treat several tokens otherwise than one."""
+    return frozenset(type(module).__module__ for module in model.modules() if _scans_otherwise(module))
+
+
+def _scans_otherwise(module: torch.nn.Module) -> bool:
+    source = sys.modules.get(type(module).__module__)
+    if "MambaMixer" in type(module).__name__ and hasattr(source, SCAN):
+        return True
+    limit: Any = getattr(module, "time_step_limit", None) or NO_LIMIT
+    return tuple(limit) != NO_LIMIT and hasattr(source, CHUNKED_SCAN)
 
 
 @contextmanager
@@ -45,21 +62,29 @@ def continued_scans(names: frozenset[str], cache: Any) -> Iterator[None]:
     if not names:
         yield
         return
-    read = cache.get_recurrent_state
+    earlier = vars(cache).get("update_conv_state")
+    update = cache.update_conv_state
 
-    def get_recurrent_state(*args: Any, **kwargs: Any) -> Any:
-        state = read(*args, **kwargs)
+    def update_conv_state(conv_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+        # In all versions of the host a layer's scan follows its convolution.
+        layer = cache.layers[layer_idx]
+        state = layer.recurrent_states[0] if layer.has_previous_state[0] else None
         _running.states = None if state is None else _by_scan(state)
-        return state
+        return update(conv_states, layer_idx, *args, **kwargs)
 
-    cache.get_recurrent_state = get_recurrent_state
+    cache.update_conv_state = update_conv_state
     _enter(names)
+    _running.depth += 1
     try:
         yield
     finally:
-        _leave(names)
-        del cache.get_recurrent_state
+        _running.depth -= 1
         _running.states = None
+        _leave(names)
+        if earlier is None:
+            del cache.update_conv_state
+        else:
+            cache.update_conv_state = earlier
 
 
 def _by_scan(state: Tensor) -> list[Tensor]:
@@ -68,12 +93,14 @@ def _by_scan(state: Tensor) -> list[Tensor]:
 
 
 def _enter(names: frozenset[str]) -> None:
+    wrappers = {SCAN: _continuing, CHUNKED_SCAN: _unlimited}
     with _lock:
         for name in names:
             _users[name] = _users.get(name, 0) + 1
             if _users[name] == 1:
-                _originals[name] = getattr(sys.modules[name], SCAN)
-                setattr(sys.modules[name], SCAN, _continuing(_originals[name]))
+                scans = vars(sys.modules[name])
+                _originals[name] = {scan: scans[scan] for scan in wrappers if scan in scans}
+                scans.update({scan: wrappers[scan](original) for scan, original in _originals[name].items()})
 
 
 def _leave(names: frozenset[str]) -> None:
@@ -81,7 +108,16 @@ def _leave(names: frozenset[str]) -> None:
         for name in names:
             _users[name] -= 1
             if not _users[name]:
-                setattr(sys.modules[name], SCAN, _originals.pop(name))
+                vars(sys.modules[name]).update(_originals.pop(name))
+
+
+def _unlimited(scan: Callable[..., Any]) -> Callable[..., Any]:
+    def scan_with_free_steps(*args: Any, **kwargs: Any) -> Any:
+        if _running.depth and kwargs.get("initial_states") is not None:
+            kwargs["dt_limit"] = NO_LIMIT
+        return scan(*args, **kwargs)
+
+    return scan_with_free_steps
 
 
 def _continuing(scan: Callable[..., Any]) -> Callable[..., Any]:

@@ -174,6 +174,7 @@ def test_generate_applies_a_chat_template(runner: CliRunner, draft_folder: Path,
         (["generate", "--model", "m", "--prompt", ""], "must not be empty"),
         (["generate", "--model", "m", "--prompt", "hello", "--prompt-file", __file__], "--prompt-file"),
         (["generate", "--model", "m", "--prompt-file", "no-such-file"], "no-such-file"),
+        (["env", "--draft", "d"], "MODEL"),
         (["no-such-command"], "no-such-command"),
     ],
 )

@@ -15,7 +15,6 @@ from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
 import models
-from hf_specdec.engine import probe
 
 Drafts = dict[str, LlamaForCausalLM]
 NUM_TOKENS = 16
@@ -187,14 +186,11 @@ def test_a_draft_that_breaks_does_not_disturb_the_stream(target: LlamaForCausalL
             assert calls_of(target, PROMPT, max_new_tokens=NUM_TOKENS, draft_model=draft) == wanted
 
 
-def test_a_call_that_decodes_plainly_streams_as_well(target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_decodes_plainly_streams_as_well(target: LlamaForCausalLM) -> None:
     hf_specdec.enable(target)
-    monkeypatch.setattr(probe, "_verdicts", {})
     wanted = calls_of(target, PROMPT, max_new_tokens=NUM_TOKENS)
-    draft = models.build_target(num_hidden_layers=1)
-    draft._is_stateful = True
     with pytest.warns(hf_specdec.SpeculationWarning):
-        assert calls_of(target, PROMPT, max_new_tokens=NUM_TOKENS, draft_model=draft) == wanted
+        assert calls_of(target, PROMPT, max_new_tokens=NUM_TOKENS, draft_model=models.build_refused()) == wanted
 
 
 def test_a_call_whose_cache_cannot_be_taken_over_streams_as_well() -> None:

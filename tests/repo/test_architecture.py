@@ -18,6 +18,8 @@ ROOT = Path(__file__).parents[2] / PACKAGE
 RANKS = {
     "errors": 0,
     "metrics": 1,
+    "placement": 1,
+    "quiet": 1,
     "config": 1.5,  # its callback takes a record of metrics
     "controller": 2,
     "outputs": 2,

@@ -1,0 +1,1 @@
+"""Tiny random models of every architecture that the host library knows."""
