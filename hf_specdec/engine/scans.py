@@ -19,6 +19,8 @@ from typing import Any
 
 import torch
 
+from hf_specdec.engine.borrowing import replaced
+
 Tensor = torch.Tensor
 SCAN = "mamba_selective_scan"
 CHUNKED_SCAN = "mamba2_chunk_scan"
@@ -37,10 +39,6 @@ class _Running(threading.local):
 
 
 _running = _Running()
-_lock = threading.Lock()
-# Users of each of the host's modules, and the scans it has when nobody uses it.
-_users: dict[str, int] = {}
-_originals: dict[str, dict[str, Callable[..., Any]]] = {}
 
 
 def modules_with_scans(model: Any) -> frozenset[str]:
@@ -73,14 +71,13 @@ def continued_scans(names: frozenset[str], cache: Any) -> Iterator[None]:
         return update(conv_states, layer_idx, *args, **kwargs)
 
     cache.update_conv_state = update_conv_state
-    _enter(names)
     _running.depth += 1
     try:
-        yield
+        with replaced(names, {SCAN: _continuing, CHUNKED_SCAN: _unlimited}):
+            yield
     finally:
         _running.depth -= 1
         _running.states = None
-        _leave(names)
         if earlier is None:
             del cache.update_conv_state
         else:
@@ -90,25 +87,6 @@ def continued_scans(names: frozenset[str], cache: Any) -> Iterator[None]:
 def _by_scan(state: Tensor) -> list[Tensor]:
     """Split `[B, heads, I, N]` by head, each of which has a scan of its own; `[B, I, N]` is one scan's."""
     return list(state.unbind(1)) if state.ndim == 4 else [state]
-
-
-def _enter(names: frozenset[str]) -> None:
-    wrappers = {SCAN: _continuing, CHUNKED_SCAN: _unlimited}
-    with _lock:
-        for name in names:
-            _users[name] = _users.get(name, 0) + 1
-            if _users[name] == 1:
-                scans = vars(sys.modules[name])
-                _originals[name] = {scan: scans[scan] for scan in wrappers if scan in scans}
-                scans.update({scan: wrappers[scan](original) for scan, original in _originals[name].items()})
-
-
-def _leave(names: frozenset[str]) -> None:
-    with _lock:
-        for name in names:
-            _users[name] -= 1
-            if not _users[name]:
-                vars(sys.modules[name]).update(_originals.pop(name))
 
 
 def _unlimited(scan: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Decode with every architecture, plainly and with drafts, and say which lane it took and whether the text is the same."""
+"""Decode with an architecture, plainly and with drafts: which lane did it take, and is the text the same?"""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import GenerationMixin, PreTrainedModel
 import hf_specdec
 from hf_specdec import SpeculationStats, SpeculationWarning
 
-NUM_NEW_TOKENS = 20
+NUM_NEW_TOKENS = 12
 PROMPT_LENGTHS = (9, 5)
 # Relative to the spread of each weight; a draft this far away is right about half of the time.
 NOISE = 0.03

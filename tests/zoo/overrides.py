@@ -107,6 +107,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "n_layers_per_attn_res_block": 1,
     },
     "jamba": {"num_hidden_layers": 4, "attn_layer_period": 4, "attn_layer_offset": 1, "expert_layer_offset": 0},
+    "lfm2": {"layer_types": ["conv", "full_attention"] * 2},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 2},
     "llama4_text": {"no_rope_layers": [1, 0, 1, 0], "moe_layers": [2, 3]},
     "longcat_flash": {"head_dim": 4},
