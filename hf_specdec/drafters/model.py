@@ -89,7 +89,8 @@ class ModelDrafter:
         if self.lane_name == "ragged":
             self.lane = prefilled_lane(self.model, prompt, self.attention_mask, capacity=self.capacity)
         else:
-            self.lane = CompatibleLane(self.model, prefill_by_host(self.model, **self._prompt_arguments(prompt)))
+            prefill = prefill_by_host(self.model, **self._prompt_arguments(prompt))
+            self.lane = CompatibleLane(self.model, prefill, is_draft=True)
         self._cached = [num_columns] * len(self.sequences.rows)
 
     def propose(self, num_draft_tokens: int) -> Proposal:

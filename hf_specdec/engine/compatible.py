@@ -21,6 +21,7 @@ from transformers.cache_utils import (
     EncoderDecoderCache,
     StaticCache,
     StaticLayer,
+    StaticSlidingWindowLayer,
 )
 
 from hf_specdec.engine.cache import holds_state
@@ -34,6 +35,10 @@ from hf_specdec.placement import device_of
 Tensor = torch.Tensor
 # A longer replay gets a forward of its own, after which the snapshot stands at its end.
 LONGEST_REPLAY = 16
+# Window layers outside the host's common ones that were compared with plain decoding past their windows.
+EXAMINED = frozenset({"DeepseekV4CSACache", "DeepseekV4HCACache"})
+# Layers that keep every token.
+UNBOUNDED: frozenset[type] = frozenset({DynamicLayer, StaticLayer})
 # Results of a forward that are no state and would only occupy memory.
 NOT_STATE = frozenset({"attentions", "cross_attentions", "decoder_attentions", "hidden_states", "logits", "loss"})
 
@@ -43,13 +48,14 @@ class CompatibleLane:
 
     is_ragged = False
 
-    def __init__(self, model: Model, prefill: Prefill, *, takes_back: bool = True) -> None:
+    def __init__(self, model: Model, prefill: Prefill, *, takes_back: bool = True, is_draft: bool = False) -> None:
         """Continue from a prefill.
 
         Args:
             model: Target or draft.
             prefill: What the host prepared, and what the prompt's forward returned.
             takes_back: Whether tokens may be rejected; without that the cache is used precisely as in plain decoding.
+            is_draft: Whether several forwards may run before one is taken back.
         """
         self.model = model
         self.device = device_of(model)
@@ -67,7 +73,9 @@ class CompatibleLane:
         self._snapshot: Any = None
         self._snapshot_at = -1
         is_croppable = takes_back and not getattr(model, "_is_stateful", False)
-        self._croppable = croppable_cache(self._state) if is_croppable else None
+        # What has left a window comes back by a crop only right after the forward that pushed it out.
+        kinds = UNBOUNDED if is_draft else UNBOUNDED | {DynamicSlidingWindowLayer}
+        self._croppable = croppable_cache(self._state, kinds) if is_croppable else None
         if self._croppable is not None:
             self._croppable.activate_past_recording()
         mask = prefill.model_kwargs.get("attention_mask") if not model.config.is_encoder_decoder else None
@@ -120,10 +128,8 @@ class CompatibleLane:
     def _go_back_to(self, column: int) -> None:
         """Take back what was fed at `column` and later; tokens before it may have to be fed again."""
         if self._croppable is not None:
-            # Also when nothing is taken back: a recording cache keeps everything until it is cropped. Not between the
-            # steps of a draft, though, for a crop forgets what has left the window.
-            if column < self._fed or column <= self._settled:
-                self._croppable.crop(min(0, column - self._fed))
+            # Also when nothing is taken back: a recording cache keeps everything until it is cropped.
+            self._croppable.crop(min(0, column - self._fed))
             self._fed = min(self._fed, column)
         elif column < self._fed:
             assert 0 <= self._snapshot_at <= column, "a snapshot stands before every token that can be rejected"
@@ -159,16 +165,28 @@ class CompatibleLane:
         return dict(self._arguments[end])
 
 
-def croppable_cache(state: Mapping[str, Any]) -> Any:
-    """Return the cache of a forward's outputs if its last tokens can be cut off, else None."""
+def croppable_cache(state: Mapping[str, Any], kinds: frozenset[type]) -> Any:
+    """Return the cache of a forward's outputs if it has layers of these kinds only, whose end can be cut off."""
     cache = filled_cache(state)
     self_attention = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     if type(self_attention) not in (DynamicCache, StaticCache):
         # A subclass may hold more than its layers do.
         return None
-    kinds = (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer)
     is_croppable = all(type(layer) in kinds or not holds_state(layer) for layer in self_attention.layers)
     return cache if is_croppable else None
+
+
+def foreign_windows(state: Mapping[str, Any]) -> str:
+    """Return the kind of a layer that drops tokens by rules of its own, empty if there is none.
+
+    Such rules may hold for single tokens alone, which only a text longer than the window would show.
+    """
+    for layer in getattr(filled_cache(state), "layers", []):
+        kind = type(layer)
+        has_window = isinstance(layer, DynamicSlidingWindowLayer | StaticSlidingWindowLayer)
+        if has_window and not kind.__module__.startswith("transformers.cache_utils") and kind.__name__ not in EXAMINED:
+            return kind.__name__
+    return ""
 
 
 def stop_recording(cache: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.engine.compatible import CompatibleLane
+from hf_specdec.engine.compatible import CompatibleLane, foreign_windows
 from hf_specdec.engine.forward import prefilled_lane
 from hf_specdec.engine.host import Prefill, prefill_by_host
 from hf_specdec.engine.layout import Model, layout_of, tolerance_of, turns_by_length
@@ -34,6 +34,10 @@ class Verdict:
     is_admitted: bool
     reason: str = ""
     is_passing: bool = False
+
+
+class _RefusedError(Exception):
+    """A trial found a reason that no further trial would change."""
 
 
 # Prompts of the trials, shorter rows padded on the left.
@@ -133,6 +137,8 @@ def _trial(model: Model, difference: Callable[[], tuple[float, float]], toleranc
     try:
         with _undisturbed(model):
             worst, scale = difference()
+    except _RefusedError as refusal:
+        return Verdict(False, str(refusal))
     except Exception as error:  # noqa: BLE001  whatever a trial raises, the model is better left alone
         return Verdict(False, f"a trial forward failed ({type(error).__name__}: {error})", is_passing=True)
     if worst != worst:
@@ -224,6 +230,8 @@ def _made_up_prefill(model: Model, *, is_batched: bool) -> Prefill:
 def _compatible_difference(model: Model, make_prefill: Callable[[], Prefill]) -> tuple[float, float]:
     """Return the largest deviation of the lane's logits from the ordinary ones, and the logits' scale."""
     prefill = make_prefill()
+    if kind := foreign_windows(prefill.outputs):
+        raise _RefusedError(f"its layers of kind {kind} drop tokens by rules of their own")
     batch, width = prefill.token_ids.shape
     tokens = _random_tokens(model, batch, sum(kept for _, kept in TRIAL_ROUNDS))
     wanted = _plain_logits(prefill, model, tokens)

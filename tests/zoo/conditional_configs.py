@@ -40,6 +40,8 @@ RULES: list[tuple[str, Any]] = [
     (r"num_patches|mm_posemb_size", (IMAGE_SIZE // PATCH_SIZE) ** 2),
     (r"pooling_kernel_size", 2),
     (r"patch_size|spatial_patch_size|patch_stride", PATCH_SIZE),
+    # With few heads an indexer scores many keys as exactly 0, and which of those it takes depends on the pass.
+    (r"index(er)?_n_heads", 8),
     (r"(.*num_)?(key_value|kv)_heads|.*num_key_value_heads", 2),
     (r".*head_dim|.*dim_head|d_kv|qk_.*_dim|.*head_size|dim_key|rotary_dim", WIDTH // HEADS),
     (r".*num_.*heads|.*_heads|num_heads|n_head|layers?_heads|resampler_n_heads", HEADS),
