@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    BertConfig,
+    BertLMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
     PreTrainedTokenizerFast,
-    RecurrentGemmaConfig,
-    RecurrentGemmaForCausalLM,
 )
 
 VOCAB_SIZE = 64
@@ -114,17 +114,15 @@ def save_tiny_model(folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def build_refused() -> RecurrentGemmaForCausalLM:
-    """Return a model that no lane can run: it forgets its convolution's state when it reads several tokens."""
-    config = RecurrentGemmaConfig(
+def build_refused() -> BertLMHeadModel:
+    """Return a model that no lane can run: it attends both ways, so a token changes what comes before it."""
+    config = BertConfig(
         vocab_size=VOCAB_SIZE,
         hidden_size=32,
-        lru_width=32,
         intermediate_size=48,
-        num_hidden_layers=3,
+        num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=1,
-        attention_window_size=16,
+        is_decoder=False,
         bos_token_id=None,
         eos_token_id=None,
         pad_token_id=0,
@@ -132,4 +130,4 @@ def build_refused() -> RecurrentGemmaForCausalLM:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return RecurrentGemmaForCausalLM(config).eval()
+        return BertLMHeadModel(config).eval()

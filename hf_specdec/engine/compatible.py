@@ -26,6 +26,7 @@ from transformers.cache_utils import (
 
 from hf_specdec.engine.cache import holds_state
 from hf_specdec.engine.host import Prefill, filled_cache, lengthened
+from hf_specdec.engine.inside import continued_convolutions, copy_state, put_back, stateful_modules
 from hf_specdec.engine.layout import Model, layout_of, windows_of
 from hf_specdec.engine.scans import continued_scans, modules_with_scans
 from hf_specdec.engine.sequences import Span
@@ -67,6 +68,10 @@ class CompatibleLane:
         self._fed = prefill.token_ids.shape[1]
         self._settled = self._fed
         self._state = _state_of(prefill.outputs)
+        given = (prefill.model_kwargs.get(name) for name in ("cache", "past_key_values"))
+        # Some models return no cache, but fill the one they are given.
+        self._given_cache = next((cache for cache in given if cache is not None), None)
+        self._modules = stateful_modules(model)
         # The arguments of `forward` by the column up to which they reach; which tokens stand there does not matter.
         self._arguments = {self._fed: dict(prefill.model_kwargs)}
         self._scans = modules_with_scans(model)
@@ -106,7 +111,7 @@ class CompatibleLane:
             self.num_flushes += 1
         if self._croppable is None and self._fed == start <= self._settled:
             self._snapshot_at = start if end > self._settled else -1
-            self._snapshot = _frozen(self._state) if end > self._settled else None
+            self._snapshot = self._frozen() if end > self._settled else None
         self.num_replayed_tokens += start - self._fed
         return self._feed(end, num_logits=num_logits, collect=collect)
 
@@ -123,7 +128,19 @@ class CompatibleLane:
             self._feed(length, num_logits=1)
         if self._croppable is not None:
             stop_recording(self._croppable)
-        return filled_cache(self._state)
+        return self._cache
+
+    @property
+    def _cache(self) -> Any:
+        cache = filled_cache(self._state)
+        return self._given_cache if cache is None else cache
+
+    def _frozen(self) -> tuple[Any, Any, Any]:
+        """Return a snapshot of the last outputs, of a cache that is not among them, and of the modules."""
+        # Tensors among the outputs are results that nothing writes into.
+        outputs = {name: value if isinstance(value, Tensor) else freeze(value) for name, value in self._state.items()}
+        given_cache = freeze(self._given_cache) if filled_cache(self._state) is None else None
+        return outputs, given_cache, copy_state(self._modules)
 
     def _go_back_to(self, column: int) -> None:
         """Take back what was fed at `column` and later; tokens before it may have to be fed again."""
@@ -133,7 +150,10 @@ class CompatibleLane:
             self._fed = min(self._fed, column)
         elif column < self._fed:
             assert 0 <= self._snapshot_at <= column, "a snapshot stands before every token that can be rejected"
-            self._state = type(self._state)(**thaw(self._snapshot))
+            outputs, given_cache, inside = self._snapshot
+            self._state = type(self._state)(**thaw(outputs))
+            thaw(given_cache)
+            put_back(inside)
             self._fed = self._snapshot_at
 
     def _feed(self, end: int, *, num_logits: int, collect: Mapping[str, bool] | None = None) -> Any:
@@ -146,8 +166,12 @@ class CompatibleLane:
             # Set last, for some models put in what they need for one token.
             inputs["logits_to_keep"] = num_logits
         inputs.update(collect or {})
-        names = self._scans if end - self._fed > 1 else frozenset()
-        with continued_scans(names, filled_cache(self._state)):
+        has_several = end - self._fed > 1
+        names = self._scans if has_several else frozenset()
+        with (
+            continued_scans(names, self._cache),
+            continued_convolutions(self._modules if has_several else ()),
+        ):
             outputs = self.model(**inputs, return_dict=True)
         self.num_forwards += 1
         self._fed = end
@@ -201,8 +225,3 @@ def stop_recording(cache: Any) -> None:
 def _state_of(outputs: Any) -> Any:
     """Return a forward's outputs without what is only a result."""
     return type(outputs)(**{name: value for name, value in outputs.items() if name not in NOT_STATE})
-
-
-def _frozen(state: Any) -> dict[str, Any]:
-    """Return a snapshot of a forward's outputs; tensors among them are results that nothing writes into."""
-    return {name: value if isinstance(value, Tensor) else freeze(value) for name, value in state.items()}

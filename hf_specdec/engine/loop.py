@@ -9,6 +9,7 @@ import torch
 
 from hf_specdec.engine.commit import commit
 from hf_specdec.engine.finish import finish
+from hf_specdec.engine.inside import copy_state, put_back, stateful_modules
 from hf_specdec.engine.lockstep import lockstep_round
 from hf_specdec.engine.phases import accept, verify
 from hf_specdec.engine.prompt import enter_lane, first_token, open_session, start_drafter
@@ -26,10 +27,12 @@ def speculative_decode(request: Request) -> Any:
     A cache of the caller's is as it was when this raises, an interrupt included.
     """
     saved = freeze(request.user_cache)
+    inside = copy_state(stateful_modules(request.model)) if request.user_cache is not None else []
     try:
         return _decode(request)
     except BaseException:
         thaw(saved)
+        put_back(inside)
         raise
 
 

@@ -45,7 +45,7 @@ from hf_specdec import DraftFailedError, SpeculationWarning, SpeculativeConfig
 from hf_specdec.engine.scans import CHUNKED_SCAN, SCAN
 
 Tensor = torch.Tensor
-TYPES = ["mamba", "mamba2", "jamba", "qwen3_next", "lfm2", "bamba", "rwkv"]
+TYPES = ["mamba", "mamba2", "jamba", "qwen3_next", "lfm2", "bamba", "recurrent_gemma", "rwkv"]
 # Recurrent layers only; recurrent and attention layers.
 WITH_CACHES = ["mamba", "qwen3_next"]
 PROMPT = prompts([6])

@@ -16,7 +16,7 @@ import hf_specdec
 
 Tensor = torch.Tensor
 K = 3
-TYPES = ["mamba", "mamba2", "jamba", "zamba2", "qwen3_next", "lfm2", "nemotron_h", "rwkv"]
+TYPES = ["mamba", "mamba2", "jamba", "zamba2", "qwen3_next", "lfm2", "nemotron_h", "recurrent_gemma", "rwkv"]
 # Each number of accepted tokens comes after each other one.
 EVERY_PAIR = (0, 0, 1, 0, 2, 0, 3, 1, 1, 2, 1, 3, 2, 2, 3, 3)
 PROMPT = prompts([6])

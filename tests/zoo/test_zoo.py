@@ -15,7 +15,7 @@ NOT_CAUSAL = {"cpmant", "reformer", "xlm", "xlnet"}
 NAMED = [
     *("qwen3_next", "qwen3_5_text", "nemotron_h", "olmo_hybrid", "mamba", "mamba2", "falcon_mamba", "jamba", "bamba"),
     *("zamba2", "lfm2", "granitemoehybrid", "falcon_h1", "kimi_linear", "minimax", "gemma3_text", "gemma3n_text"),
-    *("gpt_oss", "deepseek_v3", "glm4_moe", "mistral", "bloom", "t5", "whisper"),
+    *("gpt_oss", "deepseek_v3", "glm4_moe", "mistral", "bloom", "recurrent_gemma", "t5", "whisper"),
 ]
 
 
