@@ -20,6 +20,9 @@ Glossary; the code uses these words and no others:
 - residual distribution, `residual_probs`: max(0, target - draft), renormalised.
 - acceptance probability: min(1, target / draft) at the drafted token.
 - `draft_probs`, `target_probs`: after all processors and softmax, in float32.
+- lane: a way to run a model on just the tokens that its cache lacks. Ragged: own cache, a length per row. Compatible:
+  the host's cache, all rows at one column.
+- replay: reading committed tokens again after a recurrent state was put back to its snapshot.
 - lossless: the output's law is the target's law; without sampling, the same tokens.
 - pairing, `DraftPairing`: a published record of target, draft and settings.
 - controller, `DraftLengthController`: chooses K for the next round.
