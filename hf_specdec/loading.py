@@ -67,6 +67,12 @@ def check_compatibility(target: PreTrainedModel, draft: PreTrainedModel) -> None
             f"For a decoder-only target `draft_model` must be a decoder-only causal LM, but {name} has an encoder. "
             "Choose a small model of the target's family."
         )
+    both_encode = draft.config.is_encoder_decoder and target.config.is_encoder_decoder
+    if both_encode and draft.main_input_name != target.main_input_name:
+        raise IncompatibleDraftError(
+            f"A draft with an encoder must read what the target reads, but the target reads `{target.main_input_name}` "
+            f"and {name} reads `{draft.main_input_name}`. Choose a draft of the target's family."
+        )
     if device_of(draft).type == "meta":
         raise IncompatibleDraftError(
             f"`draft_model` must have its weights loaded, but {name} is on the meta device. Load it with "

@@ -17,6 +17,7 @@ from hf_specdec.engine.cache import refusal_of
 from hf_specdec.engine.choice import Choice, choose_lane
 from hf_specdec.engine.forward import batched_extras
 from hf_specdec.engine.host import Prefill, prefill_by_host
+from hf_specdec.errors import IncompatibleDraftError
 from hf_specdec.placement import device_of
 from hf_specdec.refusals import CACHE_KEYWORDS, Settings, is_batched
 
@@ -107,7 +108,11 @@ def lanes_once_prepared(
     position_ids = prepared.get("position_ids")
     if position_ids is not None and position_ids.ndim != 2:
         obstacle = obstacle or "a position has several parts"
-    if lanes.target == "compatible" or (lanes.target == "ragged" and not obstacle):
+    if lanes.target == "ragged" and not obstacle:
+        return lanes
+    if isinstance(cache, StaticCache):
+        return Lanes(reason="a static cache needs the ragged lane")
+    if lanes.target == "compatible":
         return lanes
     mask = prepared.get("attention_mask") if kind != "encoder" else None
     # sync: once per call, where the prompt is more than text.
@@ -131,7 +136,8 @@ def cache_refusal(cache: Any) -> str | None:
     if getattr(cache, "offloading", False):
         return "an offloaded cache would have to stay on the device"
     if isinstance(cache, EncoderDecoderCache):
-        return cache_refusal(cache.self_attention_cache)
+        inner = cache.self_attention_cache
+        return None if type(inner) is DynamicCache else f"tokens cannot be taken back from {type(inner).__name__} there"
     if type(cache) is DynamicCache or (type(cache) is StaticCache and refusal_of(cache) is None):
         return None
     if isinstance(cache, DynamicCache) and type(cache).__module__.startswith("transformers.models."):
@@ -165,6 +171,11 @@ def draft_inputs(
     """
     parameters = inspect.signature(type(draft).forward).parameters
     if draft.config.is_encoder_decoder:
+        if arguments.get("encoder_outputs") is not None:
+            raise IncompatibleDraftError(
+                "A draft with an encoder reads what the target's encoder reads, but the call gave `encoder_outputs`. "
+                "Give the encoder's input instead, or a draft without an encoder."
+            )
         inputs = {draft.main_input_name: encoder_input, "attention_mask": arguments.get("attention_mask")}
         return {name: _repeated(value, num_rows, draft) for name, value in inputs.items() if value is not None}
     if target.config.is_encoder_decoder:

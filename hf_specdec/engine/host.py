@@ -46,6 +46,9 @@ def prefill_by_host(model: Model, **arguments: Any) -> Prefill:
         outputs = prefill(model, input_ids, generation_config, prepared)
         return Prefill(token_ids=input_ids, model_kwargs=prepared, outputs=outputs)
 
+    if (decoder_ids := arguments.get("decoder_input_ids")) is not None:
+        # sync: once per prompt; a model that starts its texts otherwise would put its own first token before these.
+        arguments["decoder_start_token_id"] = int(decoder_ids[0, 0].item())
     result: Any = GenerationMixin.generate(model, **arguments, **NO_SETTINGS, custom_generate=stop_after_the_prompt)
     return cast(Prefill, result)
 

@@ -69,7 +69,8 @@ class Recorder:
         later = num_positions - 1 - position
         layers = outputs[f"{self.prefix}attentions"]
         rows = [layer[:, :, position : position + 1, : layer.shape[-1] - later] for layer in layers]
-        if windows is not None:
+        # Some attention functions give no weights.
+        if windows is not None and rows:
             rows = [row if window is None else row[..., -window:] for row, window in zip(rows, windows, strict=True)]
         self.attentions.append(tuple(rows))
 
