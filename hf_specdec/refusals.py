@@ -10,9 +10,9 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from hf_specdec.config import FOREIGN_SPELLINGS
+from hf_specdec.engine.host import filled_cache
 from hf_specdec.errors import InvalidConfigError, UnsupportedGenerationError
 
-CACHE_KEYWORDS = ("cache", "past_key_values", "cache_params")
 OTHER_SPECULATION = ("assistant_early_exit", "prompt_lookup_num_tokens", "speculation_type", "use_mtp")
 OTHER_MODES = {
     "constraints": "constrained beam search",
@@ -114,8 +114,7 @@ def checked_settings(model: PreTrainedModel, arguments: dict[str, Any]) -> tuple
     if settings.get("use_cache") is False:
         # A model's own default; a cache changes nothing but the time.
         arguments["use_cache"] = True
-    user_cache = next((arguments[name] for name in CACHE_KEYWORDS if arguments.get(name) is not None), None)
-    return settings, user_cache
+    return settings, filled_cache(arguments)
 
 
 def _refuse_other_modes(settings: Settings) -> None:
@@ -165,6 +164,11 @@ def refuse_embeddings_alone(input_ids: torch.Tensor | None) -> None:
 def is_batched(arguments: dict[str, Any], settings: Settings) -> bool:
     """Return whether there are several rows, or padded ones."""
     ids = arguments.get("inputs", arguments.get("input_ids"))
-    mask = arguments.get("attention_mask")
-    has_padding = mask is not None and not bool((mask == 1).all())
-    return (ids is not None and len(ids) > 1) or (settings.get("num_return_sequences") or 1) > 1 or has_padding
+    has_several = (ids is not None and len(ids) > 1) or (settings.get("num_return_sequences") or 1) > 1
+    return has_several or has_padding(arguments.get("attention_mask"))
+
+
+def has_padding(mask: torch.Tensor | None) -> bool:
+    """Return whether a prompt's mask hides anything."""
+    # sync: once or twice per call, and only when there is a mask.
+    return mask is not None and not bool((mask == 1).all())

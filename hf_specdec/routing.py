@@ -16,10 +16,10 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 from hf_specdec.engine.cache import refusal_of
 from hf_specdec.engine.choice import Choice, choose_lane
 from hf_specdec.engine.forward import batched_extras
-from hf_specdec.engine.host import Prefill, prefill_by_host
+from hf_specdec.engine.host import CACHE_NAMES, Prefill, filled_cache, prefill_by_host
 from hf_specdec.errors import IncompatibleDraftError
 from hf_specdec.placement import device_of
-from hf_specdec.refusals import CACHE_KEYWORDS, Settings, is_batched
+from hf_specdec.refusals import Settings, has_padding, is_batched
 
 Tensor = torch.Tensor
 # Arguments of `generate` that are no input of a draft's.
@@ -99,7 +99,7 @@ def lanes_once_prepared(
     num_rows, num_columns = prompt_shape
     if not num_columns:
         return Lanes(reason="a draft reads tokens, but the model was given its prompt as embeddings alone")
-    cache = next((prepared[name] for name in CACHE_KEYWORDS if prepared.get(name) is not None), None)
+    cache = filled_cache(prepared)
     if cache is not None and (reason := cache_refusal(cache)):
         return Lanes(reason=reason)
     obstacle = f"the prompt holds more than text ({kind})" if kind else ""
@@ -115,11 +115,9 @@ def lanes_once_prepared(
     if lanes.target == "compatible":
         return lanes
     mask = prepared.get("attention_mask") if kind != "encoder" else None
-    # sync: once per call, where the prompt is more than text.
-    has_padding = mask is not None and not bool((mask == 1).all())
     target = choose_lane(
         model,
-        is_batched=num_rows > 1 or has_padding,
+        is_batched=num_rows > 1 or has_padding(mask),
         obstacle=obstacle,
         make_prefill=(lambda: make_prefill(_with_own_caches(prepared))) if kind else None,
         kind=kind,
@@ -148,7 +146,7 @@ def cache_refusal(cache: Any) -> str | None:
 
 def _with_own_caches(prepared: dict[str, Any]) -> dict[str, Any]:
     """Return the prepared inputs with copies of what a forward writes into."""
-    return {name: copy.deepcopy(value) if name in CACHE_KEYWORDS else value for name, value in prepared.items()}
+    return {name: copy.deepcopy(value) if name in CACHE_NAMES else value for name, value in prepared.items()}
 
 
 def draft_inputs(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -14,9 +15,11 @@ from transformers import (
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
+Model = TypeVar("Model", bound=PreTrainedModel)
 VOCAB_SIZE = 64
 PADDING = "<pad>"
 END_OF_TEXT = "</s>"
@@ -64,12 +67,14 @@ def build_mamba(seed: int = 0, **overrides: object) -> MambaForCausalLM:
         return MambaForCausalLM(MambaConfig(**(options | overrides))).eval()
 
 
-def build_noisy(model: LlamaForCausalLM, relative_noise: float = 0.05, seed: int = 1) -> LlamaForCausalLM:
+def build_noisy(model: Model, relative_noise: float = 0.05, seed: int = 1) -> Model:
     """Return a copy whose weights got Gaussian noise of `relative_noise` times each weight's standard deviation."""
     noisy = copy.deepcopy(model)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in noisy.parameters():
+            if not weight.is_floating_point() or weight.numel() == 1:
+                continue
             noise = torch.randn(weight.shape, generator=generator)
             weight.add_((relative_noise * weight.float().std() * noise).to(weight.dtype))
     return noisy

@@ -47,8 +47,6 @@ NOT_STATE = frozenset({"attentions", "cross_attentions", "decoder_attentions", "
 class CompatibleLane:
     """One model on its own cache, all rows at the same column."""
 
-    is_ragged = False
-
     def __init__(self, model: Model, prefill: Prefill, *, takes_back: bool = True, is_draft: bool = False) -> None:
         """Continue from a prefill.
 
@@ -68,9 +66,8 @@ class CompatibleLane:
         self._fed = prefill.token_ids.shape[1]
         self._settled = self._fed
         self._state = _state_of(prefill.outputs)
-        given = (prefill.model_kwargs.get(name) for name in ("cache", "past_key_values"))
         # Some models return no cache, but fill the one they are given.
-        self._given_cache = next((cache for cache in given if cache is not None), None)
+        self._given_cache = filled_cache(prefill.model_kwargs)
         self._modules = stateful_modules(model)
         # The arguments of `forward` by the column up to which they reach; which tokens stand there does not matter.
         self._arguments = {self._fed: dict(prefill.model_kwargs)}
@@ -90,7 +87,7 @@ class CompatibleLane:
     @property
     def windows(self) -> list[int | None] | None:
         """See `windows_of`."""
-        return windows_of(self.model)
+        return windows_of(self.model, self.layout)
 
     def settle(self, column: int) -> None:
         """Promise that the tokens before `column` will never be taken back."""

@@ -48,7 +48,6 @@ class Lane:
     was prefilled with more than the visible prompt (an earlier turn, soft prompts).
     """
 
-    is_ragged = True
     # Nothing is ever fed again here.
     num_replayed_tokens = 0
     num_flushes = 0
@@ -170,7 +169,7 @@ class Lane:
     @property
     def windows(self) -> list[int | None] | None:
         """See `windows_of`."""
-        return windows_of(self.model)
+        return windows_of(self.model, self.layout)
 
     def select_rows(self, rows: Tensor) -> None:
         """Keep only `rows` (indices `[kept]`)."""

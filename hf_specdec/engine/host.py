@@ -13,6 +13,8 @@ from transformers import GenerationConfig, GenerationMixin
 from hf_specdec.engine.layout import Model
 
 Tensor = torch.Tensor
+# The names that versions and models of the host give to a cache.
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 # transformers 5.17 says `past_key_values`.
 _PREPARE = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
 HOSTS_CACHE_NAME = "cache" if "cache" in _PREPARE else "past_key_values"
@@ -86,10 +88,9 @@ def prefill(model: Model, input_ids: Tensor, config: GenerationConfig, model_kwa
     return model._prefill(input_ids, config, model_kwargs, is_first_iteration=not config.is_assistant)
 
 
-def filled_cache(outputs: Any) -> Any:
-    """Return the cache of a forward's outputs; transformers 5.17 and 5.24 name it differently."""
-    names = ("cache", "past_key_values", "cache_params")
-    return next((outputs[name] for name in names if outputs.get(name) is not None), None)
+def filled_cache(values: Mapping[str, Any]) -> Any:
+    """Return the cache among a forward's outputs, or among arguments, under whichever name; None if there is none."""
+    return next((values[name] for name in CACHE_NAMES if values.get(name) is not None), None)
 
 
 def sample_plainly(

@@ -103,9 +103,8 @@ def has_shared_outliers(model: Model) -> bool:
     return bool(getattr(quantization, "load_in_8bit", False) and getattr(quantization, "llm_int8_threshold", 0.0))
 
 
-def windows_of(model: Model) -> list[int | None] | None:
+def windows_of(model: Model, layout: Layout) -> list[int | None] | None:
     """Return how many keys plain decoding sees at most in each attention layer, or None when it sees all in all."""
-    layout = layout_of(model)
     config = model.config.get_text_config(decoder=True)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     widths = {

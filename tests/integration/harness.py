@@ -102,7 +102,7 @@ def mistral_drafts(target: MistralForCausalLM) -> dict[str, PreTrainedModel]:
     return {
         "identical": copy.deepcopy(target),
         "unrelated": build_mistral(seed=100),
-        "noisy": models.build_noisy(target),  # type: ignore[arg-type]
+        "noisy": models.build_noisy(target),
     }
 
 

@@ -41,7 +41,7 @@ def drafts_of(name: str) -> dict[str, PreTrainedModel]:
     return {
         "identical": model,
         "unrelated": build("mamba", seed=100, num_hidden_layers=1),
-        "noisy": models.build_noisy(model, NOISE),  # type: ignore[arg-type]
+        "noisy": models.build_noisy(model, NOISE),
     }
 
 

@@ -160,7 +160,7 @@ def drafts_of(name: str) -> dict[str, PreTrainedModel]:
     return {
         "identical": model,
         "unrelated": build_conditional(name, seed=7).model,
-        "noisy": models.build_noisy(model, NOISE[name]),  # type: ignore[arg-type]
+        "noisy": models.build_noisy(model, NOISE[name]),
     }
 
 

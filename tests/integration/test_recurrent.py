@@ -264,7 +264,7 @@ def test_sampled_law_is_the_targets() -> None:
     vocab_size, num_tokens, num_rows, num_calls, temperature = 4, 4, 64, 60, 6.0
     tiny = {"vocab_size": vocab_size, "hidden_size": 16, "num_hidden_layers": 1, "initializer_range": 0.4}
     model = hf_specdec.enable(models.build_mamba(**tiny, pad_token_id=None))
-    draft = models.build_noisy(model, 0.1)  # type: ignore[arg-type]
+    draft = models.build_noisy(model, 0.1)
     prompt = torch.tensor([[1, 3, 2]])
     texts = torch.tensor(list(itertools.product(range(vocab_size), repeat=num_tokens)))
     with torch.no_grad():

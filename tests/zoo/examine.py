@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 from transformers import GenerationMixin, PreTrainedModel
 
 import hf_specdec
+import models
 from hf_specdec import SpeculationStats, SpeculationWarning
 
 NUM_NEW_TOKENS = 16
@@ -56,19 +56,7 @@ def draft_for(model: PreTrainedModel) -> PreTrainedModel:
     has_own_generate = type(model).generate is not GenerationMixin.generate
     parts = [getattr(model, name, None) for name in ("language_model", "text_decoder", "text_model")]
     texts = [part for part in parts if isinstance(part, GenerationMixin) and part.can_generate()]
-    return noisy_copy(texts[0] if has_own_generate and texts else model)
-
-
-def noisy_copy(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a copy whose weights are a little off."""
-    draft = copy.deepcopy(model)
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in draft.parameters():
-            if parameter.is_floating_point() and parameter.numel() > 1:
-                noise = torch.randn(parameter.shape, generator=generator)
-                parameter.add_(noise * NOISE * parameter.std())
-    return draft
+    return models.build_noisy(texts[0] if has_own_generate and texts else model, NOISE)
 
 
 @contextmanager
