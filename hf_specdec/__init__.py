@@ -1,7 +1,7 @@
 """Faster `generate` for Hugging Face transformers: a draft proposes, the target verifies, the text stays the same."""
 
 from hf_specdec.config import SpeculativeConfig
-from hf_specdec.controller import DraftLengthController, FixedDraftLength
+from hf_specdec.controller import AdaptiveDraftLength, DraftLengthController, FixedDraftLength, Outlook
 from hf_specdec.errors import (
     DraftFailedError,
     DraftLoadError,
@@ -12,18 +12,21 @@ from hf_specdec.errors import (
     UnsupportedGenerationError,
 )
 from hf_specdec.generation import SpeculativeGenerationMixin, disable, enable
-from hf_specdec.metrics import RoundRecord, SpeculationStats
+from hf_specdec.metrics import ProbeRecord, RoundRecord, SpeculationStats
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptiveDraftLength",
     "DraftFailedError",
     "DraftLengthController",
     "DraftLoadError",
     "FixedDraftLength",
     "IncompatibleDraftError",
     "InvalidConfigError",
+    "Outlook",
+    "ProbeRecord",
     "RoundRecord",
     "SpecDecError",
     "SpeculationStats",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -19,6 +20,7 @@ from hf_specdec.engine.host import Prefill, prefill, sample_plainly
 from hf_specdec.engine.loop import speculative_decode
 from hf_specdec.engine.session import Request, Session
 from hf_specdec.errors import IncompatibleDraftError, UnsupportedGenerationError, warn_caller
+from hf_specdec.learned import lent_controller, sampling_key
 from hf_specdec.metrics import SpeculationStats, added_up
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
 from hf_specdec.refusals import Settings, refuse_embeddings_alone
@@ -111,23 +113,24 @@ def _decode(
             model, input_ids, logits_processor, stopping_criteria, generation_config, streamer, prepared
         )
         return _with_plain_stats(output, chosen.reason, call.started, input_ids.shape[1])
-    request = Request(
-        model=model,
-        input_ids=input_ids,
-        processors=logits_processor,
-        criteria=stopping_criteria,
-        generation_config=generation_config,
-        model_kwargs=prepared,
-        streamer=streamer,
-        user_cache=call.user_cache,
-        config=call.config,
-        controller=_controller(call.config),
-        make_drafter=lambda session: _drafter(call.draft, session, chosen.draft, call.arguments, inputs_tensor),
-        target_lane=chosen.target,
-        draft_lane=chosen.draft,
-        started=call.started,
-    )
-    return speculative_decode(request)
+    with ExitStack() as loans:
+        request = Request(
+            model=model,
+            input_ids=input_ids,
+            processors=logits_processor,
+            criteria=stopping_criteria,
+            generation_config=generation_config,
+            model_kwargs=prepared,
+            streamer=streamer,
+            user_cache=call.user_cache,
+            config=call.config,
+            make_controller=lambda session: _controller(call, session, loans),
+            make_drafter=lambda session: _drafter(call.draft, session, chosen.draft, call.arguments, inputs_tensor),
+            target_lane=chosen.target,
+            draft_lane=chosen.draft,
+            started=call.started,
+        )
+        return speculative_decode(request)
 
 
 def _without_stats(call: Call, output: Any) -> Any:
@@ -138,8 +141,15 @@ def _without_stats(call: Call, output: Any) -> Any:
     return type(output)(**{name: value for name, value in output.items() if name != "speculation"})
 
 
-def _controller(config: SpeculativeConfig) -> DraftLengthController:
-    return FixedDraftLength(config.num_draft_tokens)
+def _controller(call: Call, session: Session, loans: ExitStack) -> DraftLengthController:
+    config = call.config
+    if config.num_draft_tokens != "auto":
+        return FixedDraftLength(config.num_draft_tokens)
+    is_lockstep, num_rows = session.stats.is_lockstep, session.stats.num_rows
+    key = sampling_key(
+        session.request.generation_config, config.verification, is_lockstep=is_lockstep, num_rows=num_rows
+    )
+    return loans.enter_context(lent_controller(call.model, call.draft, key, config.controller_hints))
 
 
 def _drafter(

@@ -1,14 +1,17 @@
 """Settings of speculative decoding, checked once, where they enter."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 from hf_specdec.errors import InvalidConfigError
+from hf_specdec.hints import checked_hints
 from hf_specdec.metrics import RoundRecord
 
 _MAX_DRAFT_TOKENS = 256
+# "auto" drafts no more than this in a round.
+LONGEST_ADAPTIVE_DRAFT = 16
 
 _Verification = Literal["block", "token"]
 
@@ -36,13 +39,16 @@ class SpeculativeConfig:
     Every setting keeps the output lossless: the draft changes the time that generation takes, not what it returns.
 
     Args:
-        num_draft_tokens: Tokens drafted per round (K), 1..256.
+        num_draft_tokens: Tokens drafted per round (K), 1..256; or "auto", which chooses it anew for each round by what
+            was measured, 0 included, so that decoding is never slower than without a draft.
         verification: Rule that decides which draft tokens are kept when sampling. "block" never accepts fewer tokens on
             average than "token". Without sampling both are the same.
         strict: Raise if the draft fails, instead of warning once and finishing without it.
         on_round: Called with the record of every round right after it, in the thread that generates.
         trust_remote_code: Let a draft that is given by name run code from its repository.
         draft_revision: Branch, tag or commit of a draft that is given by name.
+        controller_hints: What "auto" learned about this pair elsewhere, `output.speculation.controller_hints`, to start
+            from; it goes on learning.
 
     Raises:
         InvalidConfigError: If a value has the wrong type or is out of range.
@@ -52,14 +58,14 @@ class SpeculativeConfig:
         8
     """
 
-    # 5 stays within 7 % of the best of K = 3, 5 and 7 on all five workloads of SGLang's SpecBundle figures (batch 1).
-    num_draft_tokens: int = 5
+    num_draft_tokens: int | Literal["auto"] = "auto"
     # Optimal among rules that look at one draft chain, and never below token verification: arXiv:2403.10444.
     verification: _Verification = "block"
     strict: bool = False
     on_round: Callable[[RoundRecord], None] | None = None
     trust_remote_code: bool = False
     draft_revision: str | None = None
+    controller_hints: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -69,10 +75,21 @@ class SpeculativeConfig:
         _check_bool("trust_remote_code", self.trust_remote_code)
         _check_on_round(self.on_round)
         _check_draft_revision(self.draft_revision)
+        checked_hints(self.controller_hints)
+        if self.controller_hints is not None and self.num_draft_tokens != "auto":
+            raise InvalidConfigError(
+                f'`controller_hints` are for `num_draft_tokens="auto"`, but `num_draft_tokens` is '
+                f"{self.num_draft_tokens}. Leave one of them out."
+            )
+
+    @property
+    def max_draft_tokens(self) -> int:
+        """The most tokens that any round will draft."""
+        return LONGEST_ADAPTIVE_DRAFT if self.num_draft_tokens == "auto" else self.num_draft_tokens
 
     @classmethod
     def from_user(
-        cls, value: "SpeculativeConfig | Mapping[str, Any] | None", *, num_draft_tokens: int | None = None
+        cls, value: "SpeculativeConfig | Mapping[str, Any] | None", *, num_draft_tokens: int | str | None = None
     ) -> "SpeculativeConfig":
         """Build a checked config from what a caller of `generate` gave.
 
@@ -102,11 +119,11 @@ class SpeculativeConfig:
             )
         if num_draft_tokens is None:
             return config
-        config = replace(config, num_draft_tokens=num_draft_tokens)
+        config = replace(config, num_draft_tokens=num_draft_tokens)  # type: ignore[arg-type]  # checked by the class
         if given is not None and given != num_draft_tokens:
             raise InvalidConfigError(
-                f"`num_draft_tokens` must have one value, but is {num_draft_tokens} as a keyword of `generate` and "
-                f"{given} in `speculative_config`. Leave one of them out."
+                f"`num_draft_tokens` must have one value, but is {num_draft_tokens!r} as a keyword of `generate` and "
+                f"{given!r} in `speculative_config`. Leave one of them out."
             )
         return config
 
@@ -115,10 +132,12 @@ _FIELD_NAMES = tuple(field.name for field in fields(SpeculativeConfig))
 
 
 def _check_num_draft_tokens(value: object) -> None:
-    rule = f"`num_draft_tokens` must be between 1 and {_MAX_DRAFT_TOKENS}"
+    if isinstance(value, str) and value == "auto":
+        return
+    rule = f'`num_draft_tokens` must be between 1 and {_MAX_DRAFT_TOKENS}, or "auto"'
     # bool is an int to Python, so True would silently draft one token per round.
     if not isinstance(value, int) or isinstance(value, bool):
-        raise InvalidConfigError(f"{rule}, but is {_describe(value)}. Pass an int, for example 5.")
+        raise InvalidConfigError(f"{rule}, but is {_describe(value)}. Leave it out to let it adapt, or pass an int.")
     if value < 1:
         raise InvalidConfigError(f"{rule}, but is {value}. To decode without a draft, leave out `draft_model`.")
     if value > _MAX_DRAFT_TOKENS:

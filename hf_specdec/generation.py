@@ -17,6 +17,7 @@ from transformers import GenerationMixin, PreTrainedModel
 from hf_specdec.call import Call, generate_with_draft
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.errors import UnsupportedGenerationError
+from hf_specdec.learned import forget_learned
 from hf_specdec.loading import forget_drafts, resolve_draft
 from hf_specdec.quiet import quiet
 from hf_specdec.refusals import (
@@ -50,7 +51,7 @@ class SpeculativeGenerationMixin(GenerationMixin):
             *args: As for the host's `generate`.
             **kwargs: As for the host's `generate`, and:
                 `draft_model`: a loaded causal LM of the target's token space, or the Hub id or folder of one;
-                `num_draft_tokens`: tokens drafted per round, 1 to 256, 5 by default;
+                `num_draft_tokens`: tokens drafted per round, 1 to 256, or "auto" (the default) to let it adapt;
                 `speculative_config`: a `SpeculativeConfig` or a dict of its fields.
 
         Returns:
@@ -107,7 +108,7 @@ def disable(model: None = None) -> None: ...
 def disable(model: Any = None) -> Any:
     """Undo `enable`: give one model its class back, or restore `GenerationMixin.generate`.
 
-    Drafts that were loaded by name for the model are freed.
+    Drafts that were loaded by name for the model are freed, and what adaptive draft lengths learned is forgotten.
 
     Args:
         model: The model given to `enable`, or None for the process-wide form.
@@ -117,12 +118,14 @@ def disable(model: Any = None) -> Any:
     """
     if model is None:
         GenerationMixin.generate = _host_generate  # type: ignore[method-assign]
+        forget_learned(None)
         return None
     target = _inner_model(model)
     original = type(target).__dict__.get("_specdec_original_class")
     if original is not None:
         target.__class__ = original
     forget_drafts(target)
+    forget_learned(target)
     return model
 
 

@@ -13,9 +13,12 @@ Four numbers go by the name "acceptance" in the field, and they differ. Here a *
 All of them count before the output is cut at an end-of-sequence token or at the length limit.
 """
 
+import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 _DERIVED_NUMBERS = (
@@ -29,6 +32,9 @@ _DERIVED_NUMBERS = (
     "acceptance_rate_per_position",
     "acceptance_histogram",
     "draft_lengths",
+    "num_plain_steps",
+    "probe_seconds",
+    "catch_up_seconds",
     "draft_seconds",
     "verify_seconds",
     "overhead_seconds",
@@ -48,9 +54,20 @@ class RoundRecord:
         num_accepted_tokens: Accepted draft tokens per row, 0..K, before any cut at end of sequence or length.
         num_evaluated_tokens: Draft tokens whose fate was decided, per row: the accepted ones, plus 1 after a rejection.
         committed_token_ids: What stayed in the output, per row, after the cut.
-        draft_seconds: Time of all draft steps.
+        draft_seconds: Time of all draft steps, catching up not included.
         verify_seconds: Time of the target forward.
-        round_seconds: Time of the whole round.
+        round_seconds: Time of the whole round, catching up included.
+        survival: Per row the K probabilities that at least the first 1, 2, …, K drafted tokens are accepted, each given
+            the tokens up to there; without sampling each is 0 or 1. Their mean over rounds estimates the same as the
+            accepted counts do, with less noise.
+        confidences: Per row the largest probability in the draft's law at each drafted token; empty where nobody read
+            them.
+        num_batch_rows: Rows that every forward ran over, finished ones that stayed in the batch included; 0 means as
+            many as took part.
+        num_replayed_tokens: Tokens the target read again in this round, per row.
+        num_replay_forwards: Forwards of the target in this round that only did that.
+        num_caught_up_tokens: Committed tokens the draft had not read and read before its first step, per row.
+        catch_up_seconds: Time that took.
     """
 
     num_draft_tokens: int
@@ -61,6 +78,13 @@ class RoundRecord:
     draft_seconds: float
     verify_seconds: float
     round_seconds: float
+    survival: tuple[tuple[float, ...], ...] = ()
+    confidences: tuple[tuple[float, ...], ...] = ()
+    num_batch_rows: int = 0
+    num_replayed_tokens: int = 0
+    num_replay_forwards: int = 0
+    num_caught_up_tokens: int = 0
+    catch_up_seconds: float = 0.0
 
     @property
     def num_committed_tokens(self) -> int:
@@ -77,16 +101,46 @@ class RoundRecord:
     @property
     def overhead_seconds(self) -> float:
         """Time of the round outside draft and target, never below 0."""
-        return max(0.0, self.round_seconds - self.draft_seconds - self.verify_seconds)
+        return max(0.0, self.round_seconds - self.catch_up_seconds - self.draft_seconds - self.verify_seconds)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as JSON types (tuples become lists)."""
-        values = asdict(self)
-        values["rows"] = list(self.rows)
-        values["num_accepted_tokens"] = list(self.num_accepted_tokens)
-        values["num_evaluated_tokens"] = list(self.num_evaluated_tokens)
-        values["committed_token_ids"] = [list(token_ids) for token_ids in self.committed_token_ids]
-        return values
+        return {name: _as_lists(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "RoundRecord":
+        """Build a record from what `to_dict` returned; keys of later versions are ignored."""
+        return cls(**{name: _as_tuples(value) for name, value in values.items() if name in cls.__slots__})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRecord:
+    """What the draft would have been worth while it was off: one forward of it over text that is already there.
+
+    Attributes:
+        num_after_round: Rounds of the call that came before it.
+        agreement: Per row, for consecutive tokens of the output, the probability of the draft's guess there to be
+            accepted, as far as the emitted token tells: min(1, draft / target) at it. Without sampling it is 1 where
+            both choose the same token and 0 elsewhere.
+        confidences: Per row the largest probability in the draft's law at the same tokens.
+        num_caught_up_tokens: Tokens the draft read for it, per row.
+        seconds: Time it took.
+    """
+
+    num_after_round: int
+    agreement: tuple[tuple[float, ...], ...]
+    confidences: tuple[tuple[float, ...], ...]
+    num_caught_up_tokens: int
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as JSON types (tuples become lists)."""
+        return {name: _as_lists(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "ProbeRecord":
+        """Build a record from what `to_dict` returned; keys of later versions are ignored."""
+        return cls(**{name: _as_tuples(value) for name, value in values.items() if name in cls.__slots__})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,11 +149,13 @@ class SpeculationStats:
 
     Attributes:
         rounds: Every round in order, plain steps (K = 0) included.
+        probes: Every look at what the draft would have been worth while it was off.
         num_prompt_tokens: Prompt tokens over all rows, padding not counted.
         num_new_tokens: Tokens generated over all rows, including the first one, which the target's prefill gives.
         num_rows: Rows in the output batch.
         time_to_first_token_seconds: From the call until every row had its first token.
-        draft_prefill_seconds: Time the draft took to read the prompt.
+        draft_prefill_seconds: Time the draft took to read the prompt and what followed it, the first time it was used;
+            0.0 if it never was.
         total_seconds: Time of the whole call.
         num_target_forwards: Forwards of the target, prefill included.
         num_draft_forwards: Forwards of the draft, prefill included.
@@ -112,9 +168,11 @@ class SpeculationStats:
         num_replay_forwards: Forwards of the target that only did that; counted among `num_target_forwards`.
         verification: The rule that decided acceptance, "block" or "token".
         is_lockstep: Whether all rows had to commit the same number of tokens each round.
+        controller_hints: What was learned about the pair, to start another controller from; None with a fixed K.
     """
 
     rounds: list[RoundRecord] = field(default_factory=list)
+    probes: list[ProbeRecord] = field(default_factory=list)
     num_prompt_tokens: int = 0
     num_new_tokens: int = 0
     num_rows: int = 0
@@ -130,6 +188,7 @@ class SpeculationStats:
     num_replay_forwards: int = 0
     verification: str = "block"
     is_lockstep: bool = False
+    controller_hints: dict[str, Any] | None = None
 
     def observe(self, record: RoundRecord) -> None:
         """Append one round; touches no other field."""
@@ -187,8 +246,23 @@ class SpeculationStats:
         return [record.num_draft_tokens for record in self.rounds]
 
     @property
+    def num_plain_steps(self) -> int:
+        """Rounds without a draft (K = 0)."""
+        return self.draft_lengths.count(0)
+
+    @property
+    def probe_seconds(self) -> float:
+        """Time of all probes."""
+        return sum(probe.seconds for probe in self.probes)
+
+    @property
+    def catch_up_seconds(self) -> float:
+        """Time the draft took to read committed tokens before its steps, its prefill included, probes not."""
+        return sum(record.catch_up_seconds for record in self.rounds)
+
+    @property
     def draft_seconds(self) -> float:
-        """Time of all draft steps, without the draft's prefill."""
+        """Time of all draft steps, without catching up."""
         return sum(record.draft_seconds for record in self.rounds)
 
     @property
@@ -210,9 +284,41 @@ class SpeculationStats:
         """Return fields and derived numbers as JSON types; histogram keys become strings, as JSON demands."""
         values = asdict(self)
         values["rounds"] = [record.to_dict() for record in self.rounds]
+        values["probes"] = [probe.to_dict() for probe in self.probes]
         values.update((name, getattr(self, name)) for name in _DERIVED_NUMBERS)
         values["acceptance_histogram"] = {str(count): rounds for count, rounds in self.acceptance_histogram.items()}
         return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SpeculationStats":
+        """Build stats from what `to_dict` returned; derived numbers and keys of later versions are ignored."""
+        own = {name: value for name, value in values.items() if name in cls.__slots__}
+        own["rounds"] = [RoundRecord.from_dict(record) for record in own.get("rounds", [])]
+        own["probes"] = [ProbeRecord.from_dict(probe) for probe in own.get("probes", [])]
+        return cls(**own)
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write everything to a JSON file, for instance for `hf-specdec simulate --trace`."""
+        Path(path).write_text(json.dumps(self.to_dict()) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | PathLike[str]) -> "SpeculationStats":
+        """Read what `save` wrote.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It holds no stats.
+        """
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+            if not isinstance(values, dict) or "rounds" not in values:
+                raise TypeError("there are no rounds in it")
+            return cls.from_dict(values)
+        except (TypeError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{str(path)!r} must hold stats as `SpeculationStats.save` writes them, but does not ({error}). Save "
+                "`output.speculation` of a call with `return_dict_in_generate=True`."
+            ) from error
 
     def __str__(self) -> str:
         """Return a summary of a few lines for people."""
@@ -251,6 +357,7 @@ def added_up(parts: Sequence[SpeculationStats]) -> SpeculationStats:
     return replace(
         last,
         rounds=[record for part in parts for record in part.rounds],
+        probes=[probe for part in parts for probe in part.probes],
         fallbacks=[reason for part in parts for reason in part.fallbacks],
         time_to_first_token_seconds=first.time_to_first_token_seconds,
         num_rows=first.num_rows,
@@ -260,3 +367,11 @@ def added_up(parts: Sequence[SpeculationStats]) -> SpeculationStats:
 
 def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else 0.0
+
+
+def _as_lists(value: Any) -> Any:
+    return [_as_lists(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _as_tuples(value: Any) -> Any:
+    return tuple(_as_tuples(item) for item in value) if isinstance(value, list) else value

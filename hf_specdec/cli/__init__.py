@@ -12,6 +12,7 @@ import typer
 from hf_specdec.cli.demo import demo
 from hf_specdec.cli.env import env
 from hf_specdec.cli.generate import generate
+from hf_specdec.cli.simulate import simulate
 from hf_specdec.errors import SpecDecError
 
 app = typer.Typer(
@@ -24,6 +25,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(generate)
 app.command()(env)
+app.command()(simulate)
 
 
 @dataclass(slots=True)

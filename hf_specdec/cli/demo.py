@@ -12,6 +12,7 @@ from rich.table import Table
 
 from hf_specdec.cli.comparison import Comparison, TimedRun, run_timed
 from hf_specdec.cli.env import describe_environment
+from hf_specdec.cli.lengths import NumDraftTokens, as_length
 from hf_specdec.cli.painting import RoundWriter, TokenWriter, legend
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _NUM_WARM_UP_TOKENS = 8
 
 def demo(
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 96,
-    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens drafted per round.")] = 5,
+    num_draft_tokens: NumDraftTokens = "auto",
     prompts: Annotated[str, typer.Option(help="Workloads, separated by commas: code, docs, json, prose.")] = (
         "code,json,prose"
     ),
@@ -46,7 +47,7 @@ def demo(
     stage = Stage(
         pair=pair,
         console=None if json_output else Console(no_color=no_color, highlight=False, soft_wrap=True),
-        num_draft_tokens=num_draft_tokens,
+        num_draft_tokens=as_length(num_draft_tokens),
         max_new_tokens=max_new_tokens,
         sampling={"do_sample": True, "temperature": temperature} if sample else {"do_sample": False},
         seed=seed,
@@ -72,7 +73,7 @@ class Stage:
 
     pair: DemoPair
     console: Console | None
-    num_draft_tokens: int
+    num_draft_tokens: int | str
     max_new_tokens: int
     sampling: dict[str, Any] = field(default_factory=dict)
     seed: int = 0

@@ -11,11 +11,13 @@ import typer
 from rich.console import Console
 
 from hf_specdec.cli.comparison import Comparison, TimedRun, run_timed
+from hf_specdec.cli.lengths import NumDraftTokens, as_length
 from hf_specdec.cli.painting import TokenWriter
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
+SEEDED_LENGTH = "5"
 _Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
 
@@ -29,13 +31,13 @@ def generate(
         Path | None, typer.Option(exists=True, dir_okay=False, help="A UTF-8 file that holds the prompt.")
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
-    num_draft_tokens: Annotated[int, typer.Option(min=1, help="Tokens drafted per round.")] = 5,
+    num_draft_tokens: NumDraftTokens = "auto",
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="0 is greedy. Without it, what the model's own settings say.")
     ] = None,
     top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0)] = None,
     top_k: Annotated[int | None, typer.Option(min=0, help="0 switches it off.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the sampling.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the sampling; auto then means 5 draft tokens.")] = None,
     dtype: Annotated[_Dtype, typer.Option(help="Of the weights; auto takes what they are stored in.")] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
     chat: Annotated[
@@ -56,6 +58,9 @@ def generate(
     talk.print(f"Loading {model} …", soft_wrap=True)
     target, tokenizer = _load(model, dtype, device, trust_remote_code=trust_remote_code)
     inputs = _encode(tokenizer, text, chat=chat).to(device_of(target))
+    if seed is not None and num_draft_tokens == "auto":
+        # A length that follows measured times would give another text for the same seed.
+        num_draft_tokens = SEEDED_LENGTH
     speculation = _speculation(draft, num_draft_tokens, trust_remote_code=trust_remote_code)
     if draft is not None:
         talk.print(f"Loading {draft} …", soft_wrap=True)
@@ -144,12 +149,13 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool | None)
     return result
 
 
-def _speculation(draft: str | None, num_draft_tokens: int, *, trust_remote_code: bool) -> dict[str, Any]:
+def _speculation(draft: str | None, num_draft_tokens: str, *, trust_remote_code: bool) -> dict[str, Any]:
     if draft is None:
         return {}
     from hf_specdec.config import SpeculativeConfig
 
-    config = SpeculativeConfig(num_draft_tokens=num_draft_tokens, trust_remote_code=trust_remote_code)
+    length = as_length(num_draft_tokens)
+    config = SpeculativeConfig.from_user({"trust_remote_code": trust_remote_code}, num_draft_tokens=length)
     return {"draft_model": draft, "speculative_config": config}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,10 +13,14 @@ from hf_specdec.engine.host import prefill_by_host
 from hf_specdec.engine.layout import context_of
 from hf_specdec.engine.processors import ProcessorPlan
 from hf_specdec.engine.sequences import Sequences, Span
-from hf_specdec.engine.state import Proposal
+from hf_specdec.engine.state import Proposal, Shadow
 from hf_specdec.placement import device_of
 
 Tensor = torch.Tensor
+# The first step of a round reads so many tokens along; more get a forward of their own, timed apart.
+LONGEST_FIRST_STEP = 8
+# Positions whose `[T, V]` probabilities are held at a time.
+JUDGED_AT_ONCE = 32
 
 
 class ModelDrafter:
@@ -82,73 +86,153 @@ class ModelDrafter:
             return None
         return max(0, self.max_positions - max(self.sequences.lengths))
 
-    def prefill(self) -> None:
-        """Read the prompt."""
-        num_columns = self.sequences.num_prompt_columns
-        prompt = self._embeddable(self.sequences.buffer[:, :num_columns])
-        if self.lane_name == "ragged":
-            self.lane = prefilled_lane(self.model, prompt, self.attention_mask, capacity=self.capacity)
-        else:
-            prefill = prefill_by_host(self.model, **self._prompt_arguments(prompt))
-            self.lane = CompatibleLane(self.model, prefill, is_draft=True)
-        self._cached = [num_columns] * len(self.sequences.rows)
+    def num_unread(self) -> int:
+        """Return how many tokens `catch_up` would read; a few that the first step can take along do not count."""
+        if self.lane is None:
+            return max(self.sequences.lengths) - 1
+        num_missing = self._num_missing()
+        return num_missing - 1 if num_missing > LONGEST_FIRST_STEP else 0
 
-    def propose(self, num_draft_tokens: int) -> Proposal:
-        """Catch up on committed tokens, then take `num_draft_tokens` steps."""
+    def catch_up(self) -> None:
+        """Read all committed tokens but the last, which the first step reads."""
+        if self.lane is None:
+            self._prefill(min(self.sequences.lengths) - 1)
+        self._read(num_left=1)
+
+    def propose(self, num_draft_tokens: int, goes_on: Callable[[Tensor], bool] | None = None) -> Proposal:
+        """Take up to `num_draft_tokens` steps, the first over all committed tokens that are still unread."""
         sequences = self.sequences
+        if self.lane is None:
+            self.catch_up()
+        assert self.lane is not None, "catching up opens the lane"
         lengths = sequences.lengths
-        missing = max(length - cached for length, cached in zip(lengths, self._cached, strict=True))
-        self._proposed_at, self._num_proposed = lengths, num_draft_tokens
-        assert self.lane is not None, "prefill comes first"
+        self._proposed_at = lengths
         self.lane.settle(min(lengths))
         # Rows that lack fewer tokens write a known one again: nothing changes and the batch stays rectangular.
-        span = sequences.span(-missing, missing)
-        tokens = sequences.read(span, missing)
+        num_missing = self._num_missing()
+        span = sequences.span(-num_missing, num_missing)
+        tokens = sequences.read(span, num_missing)
         chosen: list[Tensor] = []
         laws: list[Tensor] = []
         broken: list[Tensor] = []
         for step in range(num_draft_tokens):
-            scores = self.plan.run(self._logits(tokens, span)[:, None], sequences, step)[:, 0]
+            scores = self.plan.run(self._fitted(self._logits(tokens, span, 1)), sequences, step)[:, 0]
             token, law, is_broken = self._choose(scores)
             chosen.append(token)
             broken.append(is_broken)
             if law is not None:
                 laws.append(law)
-            if step + 1 < num_draft_tokens:
-                span, tokens = sequences.span(step, 1), token[:, None]
-                if self.plan.reads_prefix:
-                    sequences.write(span, tokens)
+            # lossless: the token just drawn stays, whatever is decided about the next one.
+            if (goes_on is not None and not goes_on(_confidence(scores, law))) or step + 1 == num_draft_tokens:
+                break
+            span, tokens = sequences.span(step, 1), token[:, None]
+            if self.plan.reads_prefix:
+                sequences.write(span, tokens)
+        self._num_proposed = len(chosen)
         return Proposal(
             token_ids=torch.stack(chosen, dim=1),
             probs=torch.stack(laws, dim=1) if laws else None,
             is_broken=torch.stack(broken, dim=1).any(dim=1),
         )
 
+    def shadow(self, num_tokens: int) -> Shadow:
+        """Read the committed tokens in at most two forwards and judge the last `num_tokens` of them."""
+        sequences = self.sequences
+        if self.lane is None:
+            self._prefill(min(sequences.lengths) - num_tokens - 1)
+        assert self.lane is not None, "the prefill opens the lane"
+        self.lane.settle(min(sequences.lengths))
+        self._read(num_left=num_tokens + 1)
+        span = sequences.span(-num_tokens - 1, num_tokens)
+        logits = self._logits(sequences.read(span, num_tokens), span, num_tokens)
+        self._note_read(num_left=1)
+        texts = sequences.read(sequences.span(-num_tokens, num_tokens), num_tokens)
+        pairs = zip(logits.split(JUDGED_AT_ONCE, dim=1), texts.split(JUDGED_AT_ONCE, dim=1), strict=True)
+        parts = [
+            self._judged(scores, tokens, index * JUDGED_AT_ONCE - num_tokens)
+            for index, (scores, tokens) in enumerate(pairs)
+        ]
+        return Shadow(
+            probs=torch.cat([probs for probs, _ in parts], dim=1),
+            confidences=torch.cat([confidences for _, confidences in parts], dim=1),
+        )
+
     def commit(self, num_kept: Sequence[int]) -> None:
         """Roll back: the last drafted token was never fed, and rejected ones do not count."""
         for position, (row, kept) in enumerate(zip(self.sequences.rows, num_kept, strict=True)):
-            fed = self._proposed_at[position] + min(kept, self._num_proposed - 1)
+            fed = self._proposed_at[position] + min(kept, max(self._num_proposed - 1, 0))
             self._cached[position] = min(fed, self.sequences.length_of(row) - 1)
 
     def rows_left(self, kept: Sequence[int]) -> None:
         """Drop the rows that finished."""
-        if self.lane is not None:
-            self.lane.select_rows(torch.tensor(kept, device=self.lane.device))
+        if self.lane is None:
+            return
+        self.lane.select_rows(torch.tensor(kept, device=self.lane.device))
         self._cached = [self._cached[position] for position in kept]
 
-    def _logits(self, tokens: Tensor, span: Span) -> Tensor:
-        """Feed `[B, T]` tokens and return the last position's logits `[B, V]`, V being the target's vocabulary."""
-        assert self.lane is not None, "prefill comes first"
-        logits = self.lane.forward(self._embeddable(tokens), span, num_logits=1).logits[:, -1]
-        logits = logits[:, : self.vocab_size].to(device=self.sequences.device, dtype=torch.float32)
-        # Ids that only the target has get probability 0, ids that only the draft has are cut off.
-        return torch.nn.functional.pad(logits, (0, self.vocab_size - logits.shape[1]), value=-torch.inf)
+    def _num_missing(self) -> int:
+        """Return the most committed tokens that any row's cache lacks."""
+        return max(length - cached for length, cached in zip(self.sequences.lengths, self._cached, strict=True))
 
-    def _prompt_arguments(self, prompt: Tensor) -> dict[str, Any]:
+    def _prefill(self, num_columns: int) -> None:
+        """Open the lane by reading the prompt, and of what follows as much as `num_columns` says."""
+        num_prompt_columns = self.sequences.num_prompt_columns
+        # What belongs to an image or a sound is laid out over the prompt alone.
+        num_columns = num_prompt_columns if self.inputs else max(num_columns, num_prompt_columns)
+        tokens = self._embeddable(self.sequences.buffer[:, :num_columns])
+        mask = self.attention_mask
+        if mask is not None:
+            mask = torch.nn.functional.pad(mask, (0, num_columns - num_prompt_columns), value=1)
+        if self.lane_name == "ragged":
+            self.lane = prefilled_lane(self.model, tokens, mask, capacity=max(self.capacity, num_columns))
+        else:
+            prefill = prefill_by_host(self.model, **self._prompt_arguments(tokens, mask))
+            self.lane = CompatibleLane(self.model, prefill, is_draft=True)
+        self._cached = [num_columns] * len(self.sequences.rows)
+
+    def _read(self, num_left: int) -> None:
+        """Feed committed tokens until each row lacks at most the last `num_left`."""
+        num_missing = self._num_missing()
+        num_tokens = num_missing - num_left
+        if num_tokens < 1:
+            return
+        assert self.lane is not None, "the prefill opens the lane"
+        self.lane.settle(min(self.sequences.lengths))
+        span = self.sequences.span(-num_missing, num_tokens)
+        self.lane.forward(self._embeddable(self.sequences.read(span, num_tokens)), span, num_logits=1)
+        self._note_read(num_left)
+
+    def _note_read(self, num_left: int) -> None:
+        pairs = zip(self._cached, self.sequences.lengths, strict=True)
+        self._cached = [max(cached, length - num_left) for cached, length in pairs]
+
+    def _logits(self, tokens: Tensor, span: Span, num_logits: int) -> Tensor:
+        """Feed `[B, T]` tokens and return the last logits `[B, num_logits, V]`, V being the draft's vocabulary."""
+        assert self.lane is not None, "the prefill opens the lane"
+        logits: Tensor = self.lane.forward(self._embeddable(tokens), span, num_logits=num_logits).logits
+        return logits[:, -num_logits:]
+
+    def _fitted(self, logits: Tensor) -> Tensor:
+        """Return float32 logits over the target's vocabulary, on its device."""
+        logits = logits[..., : self.vocab_size].to(device=self.sequences.device, dtype=torch.float32)
+        # Ids that only the target has get probability 0, ids that only the draft has are cut off.
+        return torch.nn.functional.pad(logits, (0, self.vocab_size - logits.shape[-1]), value=-torch.inf)
+
+    def _judged(self, logits: Tensor, token_ids: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+        """Return the draft's probability of `token_ids` `[B, T]` and its largest one, from their logits `[B, T, V]`."""
+        scores = self.plan.run(self._fitted(logits), self.sequences, offset)
+        law = scores.softmax(dim=-1)
+        confidences, best = law.max(dim=-1)
+        if not self.do_sample:
+            # NaN stays NaN, or a broken draft would pass for a bad one.
+            return (best == token_ids).float() + 0 * confidences, confidences
+        return law.gather(-1, token_ids[..., None]).squeeze(-1), confidences
+
+    def _prompt_arguments(self, prompt: Tensor, mask: Tensor | None) -> dict[str, Any]:
         device = device_of(self.model)
         if self.model.config.is_encoder_decoder:
             return {**self.inputs, "decoder_input_ids": prompt.to(device)}
-        mask = self.attention_mask if self.attention_mask is not None else torch.ones_like(prompt)
+        mask = mask if mask is not None else torch.ones_like(prompt)
         tokens = {"input_ids": prompt.to(device), "attention_mask": mask.to(device)}
         return {**self.inputs, **tokens}
 
@@ -169,3 +253,8 @@ class ModelDrafter:
         certain[:, 0] = 1
         law = torch.where(is_broken[:, None], certain, law)
         return torch.multinomial(law, 1).squeeze(1), law, is_broken
+
+
+def _confidence(scores: Tensor, law: Tensor | None) -> Tensor:
+    """Return the largest probability `[B]` of the law behind scores `[B, V]`."""
+    return (scores.softmax(dim=-1) if law is None else law).amax(dim=-1)

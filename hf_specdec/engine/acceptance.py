@@ -98,6 +98,27 @@ def block_verification(
     )
 
 
+def survival_probs(
+    draft_token_ids: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, *, is_block: bool
+) -> torch.Tensor:
+    """Return how likely each prefix of a draft was to be accepted, given its tokens, before any uniform was drawn.
+
+    The mean over rounds of these labels is that of the 0/1 outcomes, with less noise and with nothing hidden behind the
+    first rejection. With block verification a longer prefix can have the higher label; on average it has not.
+
+    Args:
+        draft_token_ids: `[B, K]`, int64.
+        draft_probs: `[B, K, V]`, float32, after processors.
+        target_probs: `[B, K+1, V]`, float32, after processors.
+        is_block: Whether block verification decides, or token verification.
+
+    Returns:
+        `[B, K]`, float32: for j = 1..K the probability, given the first j tokens, that at least these are accepted.
+    """
+    ratios = _target_over_draft(draft_token_ids, draft_probs, target_probs)
+    return _prefix_acceptance_probs(ratios)[:, 1:] if is_block else ratios.clamp(max=1.0).cumprod(dim=1)
+
+
 def one_hot_probs(token_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """Return the draft distribution of a drafter that does not sample: all mass on the proposed token.
 

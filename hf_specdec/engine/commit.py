@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from hf_specdec.engine.phases import survival_of
 from hf_specdec.engine.session import Session
-from hf_specdec.engine.state import Acceptance, Proposal, Verification
+from hf_specdec.engine.state import Acceptance, Committed, Proposal, Verification
 from hf_specdec.engine.stopping import first_stop
 
 Tensor = torch.Tensor
+# Probabilities travel as integers beside the tokens, in these parts of 1.
+LABEL_UNIT = 1 << 20
 
 
 def block_of(proposal: Proposal | None, acceptance: Acceptance) -> Tensor:
@@ -22,12 +25,8 @@ def block_of(proposal: Proposal | None, acceptance: Acceptance) -> Tensor:
 
 def commit(
     session: Session, proposal: Proposal | None, verification: Verification, acceptance: Acceptance
-) -> tuple[list[int], list[tuple[int, ...]], bool]:
-    """Append each row's tokens, cut where a criterion stops it, and mark rows that finish.
-
-    Returns:
-        Accepted draft tokens per row before any cut, committed tokens per row, and whether the draft gave NaN.
-    """
+) -> Committed:
+    """Append each row's tokens, cut where a criterion stops it, and mark rows that finish."""
     sequences = session.sequences
     block = block_of(proposal, acceptance)
     num_tokens = block.shape[1]
@@ -35,13 +34,16 @@ def commit(
     flags = session.stops.flags(sequences, block)
     sequences.device_lengths = sequences.device_lengths + acceptance.num_accepted + 1
     columns = [block, flags.long(), acceptance.num_accepted[:, None]]
+    if acceptance.survival is not None:
+        columns.append((acceptance.survival * LABEL_UNIT).round().long())
     if proposal is not None and proposal.is_broken is not None:
         columns.append(proposal.is_broken.long()[:, None])
-    # sync: the round's one read: tokens, stop flags, accepted counts and the draft's health together.
+    # sync: the round's one read: tokens, stop flags, accepted counts, labels and the draft's health together.
     packed = torch.cat(columns, dim=1).tolist()
 
     accepted: list[int] = []
     committed: list[tuple[int, ...]] = []
+    survival: list[tuple[float, ...]] = []
     for position, (row, values) in enumerate(zip(sequences.rows, packed, strict=True)):
         num_accepted = values[2 * num_tokens]
         kept = _kept(session, row, values[num_tokens : 2 * num_tokens], num_accepted + 1)
@@ -49,11 +51,22 @@ def commit(
         sequences.new_tokens[row].extend(tokens)
         accepted.append(num_accepted)
         committed.append(tokens)
+        if acceptance.survival is None:
+            survival.append(survival_of(num_accepted, num_tokens - 1))
+        else:
+            labels = values[2 * num_tokens + 1 : 3 * num_tokens]
+            survival.append(tuple(label / LABEL_UNIT for label in labels))
         if session.recorder.wants_scores:
             _record(session, verification, position, kept)
-    is_broken = len(columns) == 4 and any(values[-1] for values in packed)
+    is_broken = proposal is not None and proposal.is_broken is not None and any(values[-1] for values in packed)
     _apply_time_limit(session)
-    return accepted, committed, is_broken
+    return Committed(
+        num_accepted=accepted,
+        num_evaluated=[min(count + 1, num_tokens - 1) for count in accepted],
+        token_ids=committed,
+        survival=survival,
+        is_broken=is_broken,
+    )
 
 
 def _kept(session: Session, row: int, flags: list[int], num_tokens: int) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from hf_specdec.controller import AdaptiveDraftLength
 from hf_specdec.engine.cache import hand_back
 from hf_specdec.engine.compatible import CompatibleLane
 from hf_specdec.engine.forward import Lane
@@ -29,6 +30,8 @@ def finish(session: Session) -> Tensor | SpeculativeDecoderOnlyOutput | Speculat
         stats.num_replay_forwards = session.lane.num_flushes
     if session.drafter is not None:
         stats.num_draft_forwards += session.drafter.num_forwards
+    if isinstance(session.controller, AdaptiveDraftLength):
+        stats.controller_hints = session.controller.hints()
     # The prefill gave each row its first token; padding is no token.
     stats.num_new_tokens = stats.num_rows + sum(record.num_committed_tokens for record in stats.rounds)
     stats.total_seconds = time.perf_counter() - request.started

@@ -8,24 +8,21 @@ where a row is cut does not depend on its own later tokens. Finished rows stay, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 
-from hf_specdec.engine.acceptance import one_hot_probs, token_verification
-from hf_specdec.engine.phases import accept, run_target
+from hf_specdec.engine.acceptance import one_hot_probs, survival_probs, token_verification
+from hf_specdec.engine.phases import accept, run_target, survival_of
 from hf_specdec.engine.session import Session
-from hf_specdec.engine.state import Proposal
+from hf_specdec.engine.state import Committed, Proposal
 
 Tensor = torch.Tensor
 
 
-def lockstep_round(session: Session, proposal: Proposal | None) -> tuple[list[int], list[int], list[tuple[int, ...]]]:
-    """Verify, accept and commit one round.
-
-    Returns:
-        Per row: accepted draft tokens, evaluated draft tokens, committed tokens.
-    """
+def lockstep_round(session: Session, proposal: Proposal | None) -> Committed:
+    """Verify, accept and commit one round."""
     sequences = session.sequences
     proposal = _with_padded_rows(session, proposal)
     outputs, logits = run_target(session, proposal)
@@ -34,24 +31,35 @@ def lockstep_round(session: Session, proposal: Proposal | None) -> tuple[list[in
     before = [len(tokens) for tokens in sequences.new_tokens]
     accepted = [0] * sequences.num_rows
     evaluated = [0] * sequences.num_rows
+    survival: list[tuple[float, ...]] = [()] * sequences.num_rows
     decide = _decisions_at_once if session.plan.is_known else _decisions_one_by_one
-    for position, (scores, tokens, has_accepted) in enumerate(decide(session, proposal, logits)):
+    for position, decision in enumerate(decide(session, proposal, logits)):
         was_finished = list(sequences.is_finished)
-        session.recorder.add_token(logits[:, position], scores)
+        session.recorder.add_token(logits[:, position], decision.scores)
         session.recorder.add_position(outputs, position, num_positions, windows)
-        commit_column(session, tokens)
+        if proposal is None:
+            session.streak.add(decision.next_probs)
+        commit_column(session, decision.tokens)
+        survival = decision.survival
         if position < num_positions - 1:
-            for row, was_accepted in enumerate(has_accepted):
+            for row, was_accepted in enumerate(decision.has_accepted):
                 evaluated[row] += 1
                 accepted[row] += was_accepted
         # A row that ends here is padded from the next token on, which this round's forward did not feed.
         is_news = sequences.is_finished != was_finished
         is_padding = [done and session.stops.pads_finished_rows for done in was_finished]
-        everyone_accepted = all(ok or pad for ok, pad in zip(has_accepted, is_padding, strict=True))
+        everyone_accepted = all(ok or pad for ok, pad in zip(decision.has_accepted, is_padding, strict=True))
         if is_news or not everyone_accepted:
             break
-    committed = [tuple(tokens[start:]) for tokens, start in zip(sequences.new_tokens, before, strict=True)]
-    return accepted, evaluated, committed
+    # sync: this path reads the host once per token anyway.
+    is_broken = proposal is not None and proposal.is_broken is not None and bool(proposal.is_broken.any().item())
+    return Committed(
+        num_accepted=accepted,
+        num_evaluated=evaluated,
+        token_ids=[tuple(tokens[start:]) for tokens, start in zip(sequences.new_tokens, before, strict=True)],
+        survival=survival,
+        is_broken=is_broken,
+    )
 
 
 def commit_column(session: Session, tokens: Tensor) -> None:
@@ -80,41 +88,77 @@ def _with_padded_rows(session: Session, proposal: Proposal | None) -> Proposal |
     return Proposal(token_ids=token_ids, probs=proposal.probs, is_broken=proposal.is_broken)
 
 
-Decision = tuple[Tensor, Tensor, list[bool]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What becomes of one position.
+
+    `scores` `[B, V]` and `tokens` `[B]` as committed; `has_accepted` says per row whether that was the draft's token,
+    `survival` the labels as far as positions were looked at; `next_probs` as in `Acceptance`.
+    """
+
+    scores: Tensor
+    tokens: Tensor
+    has_accepted: list[bool]
+    survival: list[tuple[float, ...]]
+    next_probs: Tensor | None = None
 
 
 def _decisions_at_once(session: Session, proposal: Proposal | None, logits: Tensor) -> Iterator[Decision]:
-    """Yield scores, tokens and who accepted, position by position, from one acceptance over all positions."""
+    """Decide position by position, from one acceptance over all positions."""
     scores = session.plan.run(logits, session.sequences, 0)
     acceptance = accept(session, proposal, scores)
     num_accepted: list[int] = acceptance.num_accepted.tolist()  # sync: rows must agree on a common length.
+    num_drafted = logits.shape[1] - 1
+    survival = (
+        [survival_of(count, num_drafted) for count in num_accepted]
+        if acceptance.survival is None
+        else [tuple(row) for row in acceptance.survival.tolist()]  # sync: right after the read above.
+    )
     for position in range(logits.shape[1]):
         tokens = acceptance.next_token_ids
-        if proposal is not None and position < proposal.token_ids.shape[1]:
+        if proposal is not None and position < num_drafted:
             tokens = torch.where(acceptance.num_accepted > position, proposal.token_ids[:, position], tokens)
-        yield scores[:, position], tokens, [count > position for count in num_accepted]
+        yield Decision(
+            scores=scores[:, position],
+            tokens=tokens,
+            has_accepted=[count > position for count in num_accepted],
+            survival=survival,
+            next_probs=acceptance.next_probs,
+        )
 
 
 def _decisions_one_by_one(session: Session, proposal: Proposal | None, logits: Tensor) -> Iterator[Decision]:
-    """Yield the same, calling the processors for a position only once everything before it has been emitted."""
+    """Decide the same, calling the processors for a position only once everything before it has been emitted."""
     sequences, batch = session.sequences, logits.shape[0]
     start = sequences.length_of(0)
+    survival: list[tuple[float, ...]] = [()] * batch
     for position in range(logits.shape[1]):
         prefix = sequences.buffer[:, : start + position]
         scores: Tensor = session.request.processors(cast(torch.LongTensor, prefix), logits[:, position].clone())
         if proposal is None or position == proposal.token_ids.shape[1]:
-            yield scores, choose(scores, do_sample=session.do_sample), [True] * batch
+            tokens = choose(scores, do_sample=session.do_sample)
+            next_probs = scores.softmax(dim=-1).gather(1, tokens[:, None]).squeeze(1) if session.do_sample else None
+            yield Decision(
+                scores=scores, tokens=tokens, has_accepted=[True] * batch, survival=survival, next_probs=next_probs
+            )
             return
-        draft_ids = proposal.token_ids[:, position]
-        if not session.do_sample:
-            tokens = scores.argmax(dim=-1)
-            has_accepted = tokens == draft_ids
+        if session.do_sample:
+            tokens, decided = _sampled_decision(proposal, position, scores.softmax(dim=-1))
         else:
-            tokens, has_accepted = _sampled_decision(proposal, position, scores.softmax(dim=-1))
-        yield scores, tokens, has_accepted.tolist()  # sync: go on only where every row accepted.
+            tokens = scores.argmax(dim=-1)
+            decided = (tokens == proposal.token_ids[:, position]).float().expand(2, -1)
+        has_accepted, chances = decided.tolist()  # sync: go on only where every row accepted.
+        survival = [
+            (*labels, (labels[-1] if labels else 1.0) * chance)
+            for labels, chance in zip(survival, chances, strict=True)
+        ]
+        yield Decision(
+            scores=scores, tokens=tokens, has_accepted=[bool(flag) for flag in has_accepted], survival=survival
+        )
 
 
 def _sampled_decision(proposal: Proposal, position: int, target_probs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return tokens `[B]`, and `[2, B]`: whether each is the draft's, and how likely that was."""
     draft_ids = proposal.token_ids[:, position : position + 1]
     draft_probs = (
         proposal.probs[:, position : position + 1]
@@ -127,7 +171,9 @@ def _sampled_decision(proposal: Proposal, position: int, target_probs: Tensor) -
     num_accepted, residual = token_verification(draft_ids, draft_probs, both, uniforms)
     corrections = torch.multinomial(residual, 1).squeeze(1)
     has_accepted = num_accepted > 0
-    return torch.where(has_accepted, draft_ids[:, 0], corrections), has_accepted
+    chances = survival_probs(draft_ids, draft_probs, both, is_block=False)[:, 0]
+    tokens = torch.where(has_accepted, draft_ids[:, 0], corrections)
+    return tokens, torch.stack([has_accepted.float(), chances])
 
 
 def choose(scores: Tensor, *, do_sample: bool) -> Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 
 from hf_specdec.engine.commit import commit
+from hf_specdec.engine.drafting import draft, probe_if_due
 from hf_specdec.engine.finish import finish
 from hf_specdec.engine.inside import copy_state, put_back, stateful_modules
 from hf_specdec.engine.lockstep import lockstep_round
@@ -15,10 +16,10 @@ from hf_specdec.engine.phases import accept, verify
 from hf_specdec.engine.prompt import enter_lane, first_token, open_session, start_drafter
 from hf_specdec.engine.session import Request, Session
 from hf_specdec.engine.snapshot import freeze, thaw
-from hf_specdec.engine.state import Proposal
 from hf_specdec.metrics import RoundRecord
 
 Tensor = torch.Tensor
+T = TypeVar("T")
 
 
 def speculative_decode(request: Request) -> Any:
@@ -50,87 +51,65 @@ def _decode(request: Request) -> Any:
 
 def run_round(session: Session) -> None:
     """Run one round and account for it."""
-    stopwatch = session.stopwatch
+    probe_if_due(session)
+    stopwatch, sequences = session.stopwatch, session.sequences
     started = stopwatch.mark()
-    num_draft_tokens = _next_num_draft_tokens(session)
-    proposal = _propose(session, num_draft_tokens) if num_draft_tokens else None
-    drafted = stopwatch.mark()
-    rows = session.sequences.rows
-    # In lockstep finished rows stay in the batch as padding, which is nothing that a round achieved.
-    counted = [
-        position
-        for position, row in enumerate(rows)
-        if not (session.sequences.is_finished[row] and session.stops.pads_finished_rows)
-    ]
+    drafted = draft(session)
+    proposal = drafted.proposal
+    proposed = stopwatch.mark()
+    assert session.lane is not None, "the prefill opens the lane"
+    rows, counted = list(sequences.rows), session.counted_positions()
+    replays = session.lane.num_replayed_tokens, session.lane.num_flushes
     if session.is_stepwise:
-        accepted, evaluated, committed = lockstep_round(session, proposal)
+        committed = lockstep_round(session, proposal)
         verified = stopwatch.mark()
-        # sync: this path reads the host once per token anyway.
-        is_broken = proposal is not None and proposal.is_broken is not None and bool(proposal.is_broken.any().item())
     else:
         verification = verify(session, proposal)
         verified = stopwatch.mark()
         acceptance = accept(session, proposal, verification.scores)
-        accepted, committed, is_broken = commit(session, proposal, verification, acceptance)
-        drawn = proposal.token_ids.shape[1] if proposal is not None else 0
-        evaluated = [min(count + 1, drawn) for count in accepted]
-    if proposal is not None and session.drafter is not None:
-        session.drafter.commit(accepted)
-    session.emitter.emit(session.sequences)
-    ended = stopwatch.mark()
-    record = RoundRecord(
-        num_draft_tokens=proposal.token_ids.shape[1] if proposal is not None else 0,
-        rows=tuple(rows[position] for position in counted),
-        num_accepted_tokens=tuple(accepted[position] for position in counted),
-        num_evaluated_tokens=tuple(evaluated[position] for position in counted),
-        committed_token_ids=tuple(committed[position] for position in counted),
-        draft_seconds=stopwatch.seconds(started, drafted),
-        verify_seconds=stopwatch.seconds(drafted, verified),
-        round_seconds=stopwatch.seconds(started, ended),
-    )
-    _account(session, record)
-    if is_broken:
+        if proposal is None:
+            session.streak.add(acceptance.next_probs)
+        committed = commit(session, proposal, verification, acceptance)
+    if proposal is not None:
+        session.streak.clear()
+        if session.drafter is not None:
+            session.drafter.commit(committed.num_accepted)
+    session.emitter.emit(sequences)
+    if committed.is_broken:
         session.stop_drafting("the draft gave NaN or infinite logits")
     session.drop_finished_rows()
+    ended = stopwatch.mark()
+    _account(
+        session,
+        RoundRecord(
+            num_draft_tokens=proposal.token_ids.shape[1] if proposal is not None else 0,
+            rows=_picked(rows, counted),
+            num_accepted_tokens=_picked(committed.num_accepted, counted),
+            num_evaluated_tokens=_picked(committed.num_evaluated, counted),
+            committed_token_ids=_picked(committed.token_ids, counted),
+            draft_seconds=stopwatch.seconds(drafted.caught_up, proposed),
+            verify_seconds=stopwatch.seconds(proposed, verified),
+            round_seconds=stopwatch.seconds(started, ended),
+            survival=_picked(committed.survival, counted),
+            confidences=_picked([tuple(row) for row in drafted.confidences], counted if drafted.confidences else []),
+            num_batch_rows=len(rows),
+            num_replayed_tokens=session.lane.num_replayed_tokens - replays[0],
+            num_replay_forwards=session.lane.num_flushes - replays[1],
+            num_caught_up_tokens=drafted.num_caught_up,
+            catch_up_seconds=stopwatch.seconds(started, drafted.caught_up) if drafted.num_caught_up else 0.0,
+        ),
+    )
 
 
-def _next_num_draft_tokens(session: Session) -> int:
-    """Ask the controller for K, within what the rows and the draft's context have room for."""
-    if session.drafter is None:
-        return 0
-    remaining = session.remaining()
-    limit = session.request.config.num_draft_tokens if remaining is None else remaining - 1
-    if limit < 1:
-        return 0
-    if (context := session.target_context()) is not None:
-        # A verify forward must not look past the target's last position, also not for the row in front.
-        lengths = session.sequences.lengths
-        if context - min(lengths) < 1:
-            session.stop_drafting("the text has outgrown the target's context", is_failure=False)
-            return 0
-        limit = min(limit, context - max(lengths))
-        if limit < 1:
-            return 0
-    room = session.drafter.limit()
-    if room is not None and room < 1:
-        session.stop_drafting("the text has outgrown the draft's context", is_failure=False)
-        return 0
-    limit = limit if room is None else min(limit, room)
-    return min(session.request.controller.next_num_draft_tokens(limit), limit)
-
-
-def _propose(session: Session, num_draft_tokens: int) -> Proposal | None:
-    assert session.drafter is not None, "without a drafter K is 0"
-    try:
-        return session.drafter.propose(num_draft_tokens)
-    except Exception as error:  # noqa: BLE001  whatever a draft does must not harm the answer
-        session.stop_drafting(f"the draft failed ({type(error).__name__}: {error})", error)
-        return None
+def _picked(values: Sequence[T], positions: Sequence[int]) -> tuple[T, ...]:
+    return tuple(values[position] for position in positions)
 
 
 def _account(session: Session, record: RoundRecord) -> None:
+    if record.num_caught_up_tokens and not session.stats.draft_prefill_seconds:
+        session.stats.draft_prefill_seconds = record.catch_up_seconds
     session.stats.observe(record)
-    session.request.controller.observe(record)
+    session.controller.observe(record)
     on_round: Callable[[RoundRecord], None] | None = session.request.config.on_round
     if on_round is not None:
         on_round(record)

@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 
-from hf_specdec.engine.acceptance import block_verification, greedy_acceptance, one_hot_probs, token_verification
+from hf_specdec.engine.acceptance import (
+    block_verification,
+    greedy_acceptance,
+    one_hot_probs,
+    survival_probs,
+    token_verification,
+)
 from hf_specdec.engine.session import Session
 from hf_specdec.engine.state import Acceptance, Proposal, Verification
 
@@ -47,13 +53,24 @@ def accept(session: Session, proposal: Proposal | None, scores: Tensor) -> Accep
         return Acceptance(num_accepted=num_accepted, next_token_ids=next_ids)
     target_probs = scores.softmax(dim=-1)
     if proposal is None:
-        next_ids = torch.multinomial(target_probs[:, 0], 1).squeeze(1)
-        return Acceptance(num_accepted=next_ids.new_zeros(batch), next_token_ids=next_ids)
+        next_ids = torch.multinomial(target_probs[:, 0], 1)
+        return Acceptance(
+            num_accepted=next_ids.new_zeros(batch),
+            next_token_ids=next_ids.squeeze(1),
+            next_probs=target_probs[:, 0].gather(1, next_ids).squeeze(1),
+        )
     draft_probs = proposal.probs
     if draft_probs is None:
         draft_probs = one_hot_probs(draft_ids, scores.shape[-1])
     uniforms = torch.rand(draft_ids.shape, dtype=torch.float32, device=scores.device)
-    rule = block_verification if session.request.config.verification == "block" else token_verification
+    is_block = session.request.config.verification == "block"
+    rule = block_verification if is_block else token_verification
     num_accepted, next_probs = rule(draft_ids, draft_probs, target_probs, uniforms)
     next_ids = torch.multinomial(next_probs, 1).squeeze(1)
-    return Acceptance(num_accepted=num_accepted, next_token_ids=next_ids)
+    survival = survival_probs(draft_ids, draft_probs, target_probs, is_block=is_block)
+    return Acceptance(num_accepted=num_accepted, next_token_ids=next_ids, survival=survival)
+
+
+def survival_of(count: int, num_draft_tokens: int) -> tuple[float, ...]:
+    """Return the labels of a draft whose fate is certain: `count` of its tokens survive."""
+    return (1.0,) * count + (0.0,) * (num_draft_tokens - count)

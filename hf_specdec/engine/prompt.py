@@ -19,7 +19,6 @@ from hf_specdec.engine.sequences import Sequences
 from hf_specdec.engine.session import Request, Session
 from hf_specdec.engine.stopping import StopPlan
 from hf_specdec.engine.streaming import Emitter
-from hf_specdec.errors import DraftFailedError
 from hf_specdec.metrics import SpeculationStats
 
 Tensor = torch.Tensor
@@ -121,23 +120,19 @@ def enter_lane(session: Session) -> None:
 
 
 def start_drafter(session: Session) -> None:
-    """Let the drafter read the prompt; a failure only means that there is no drafter."""
-    started = time.perf_counter()
+    """Make the controller and the drafter, which reads nothing before it is first used."""
+    session.controller = session.request.make_controller(session)
     try:
         session.drafter = session.request.make_drafter(session)
         room = session.drafter.limit()
-        if room is not None and room < 1:
-            session.stop_drafting("the prompt is longer than the draft's context", is_failure=False)
-        else:
-            session.drafter.prefill()
-    except DraftFailedError:
-        raise
     except Exception as error:  # noqa: BLE001  whatever a draft does must not harm the answer
         session.stop_drafting(f"the draft failed on the prompt ({type(error).__name__}: {error})", error)
-    session.stats.draft_prefill_seconds = time.perf_counter() - started
+        return
+    if room is not None and room < 1:
+        session.stop_drafting("the prompt is longer than the draft's context", is_failure=False)
 
 
 def _capacity(request: Request, max_length: int | None) -> int:
     width = request.input_ids.shape[1]
     room = FIRST_ALLOCATION if max_length is None else min(max_length - width, FIRST_ALLOCATION)
-    return width + max(room, 1) + request.config.num_draft_tokens + 1
+    return width + max(room, 1) + request.config.max_draft_tokens + 1

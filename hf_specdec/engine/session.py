@@ -13,7 +13,7 @@ from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
 from hf_specdec.config import SpeculativeConfig
-from hf_specdec.controller import DraftLengthController
+from hf_specdec.controller import DraftLengthController, FixedDraftLength
 from hf_specdec.engine.clock import Stopwatch
 from hf_specdec.engine.compatible import CompatibleLane
 from hf_specdec.engine.forward import Lane
@@ -22,6 +22,7 @@ from hf_specdec.engine.layout import context_of
 from hf_specdec.engine.processors import ProcessorPlan
 from hf_specdec.engine.recorder import Recorder
 from hf_specdec.engine.sequences import Sequences
+from hf_specdec.engine.shadow import Streak
 from hf_specdec.engine.state import Drafter
 from hf_specdec.engine.stopping import StopPlan
 from hf_specdec.engine.streaming import Emitter
@@ -36,8 +37,8 @@ class Request:
     """What the host prepared and the caller asked for.
 
     `user_cache` is the cache the caller passed in, if any; `target_lane` and `draft_lane` are "ragged" or "compatible";
-    `make_drafter` builds the drafter once the session stands; `started` is the host clock's reading at the start of the
-    call, in seconds.
+    `make_controller` and `make_drafter` build both once the session stands; `started` is the host clock's reading at
+    the start of the call, in seconds.
     """
 
     model: PreTrainedModel
@@ -49,7 +50,7 @@ class Request:
     streamer: BaseStreamer | None
     user_cache: Cache | None
     config: SpeculativeConfig
-    controller: DraftLengthController
+    make_controller: Callable[[Session], DraftLengthController]
     make_drafter: Callable[[Session], Drafter]
     target_lane: str
     draft_lane: str
@@ -75,7 +76,9 @@ class Session:
     host_cache: Any = None
     lane: Lane | CompatibleLane | None = None
     lane_arguments: dict[str, Any] = field(default_factory=dict)
+    controller: DraftLengthController = field(default_factory=lambda: FixedDraftLength(0))
     drafter: Drafter | None = None
+    streak: Streak = field(default_factory=Streak)
     max_length: int | None = None
     left_rows: dict[int, Any] = field(default_factory=dict)
 
@@ -107,6 +110,13 @@ class Session:
         # An earlier turn has used up the positions before the first column.
         return None if limit is None else limit - self.lane.shift
 
+    def counted_positions(self) -> list[int]:
+        """Return the batch positions of rows that are being written; in lockstep finished ones stay as padding."""
+        rows = self.sequences.rows
+        if not self.stops.pads_finished_rows:
+            return list(range(len(rows)))
+        return [position for position, row in enumerate(rows) if not self.sequences.is_finished[row]]
+
     def stop_drafting(self, reason: str, error: BaseException | None = None, *, is_failure: bool = True) -> None:
         """Go on without the draft: the answer must not suffer from it.
 
@@ -137,5 +147,6 @@ class Session:
                 self.left_rows[rows[position]] = self.lane.cache.copy_row(position)
         index = self.sequences.keep_rows(kept)
         self.lane.select_rows(index)
+        self.streak.select_rows(index)
         if self.drafter is not None:
             self.drafter.rows_left(kept)

@@ -19,7 +19,7 @@ from hf_specdec.cli.painting import IncrementalDecoder, RoundWriter, TokenWriter
 from hf_specdec.demo import DEMO_FOLDER
 from hf_specdec.metrics import RoundRecord
 
-COMMANDS = ["demo", "generate", "env"]
+COMMANDS = ["demo", "generate", "simulate", "env"]
 
 needs_weights = pytest.mark.skipif(
     not (DEMO_FOLDER / "draft" / "model.safetensors").is_file(), reason="the demo pair has not been trained yet"
@@ -183,6 +183,14 @@ def test_wrong_usage_ends_with_code_2(runner: CliRunner, arguments: list[str], m
     assert result.exit_code == 2
     assert not result.stdout
     assert message in result.stderr
+
+
+@pytest.mark.parametrize("command", ["generate --model x", "demo"])
+@pytest.mark.parametrize("length", ["0", "-3", "many", "2.5"])
+def test_a_draft_length_must_be_a_number_or_auto(runner: CliRunner, command: str, length: str) -> None:
+    result = runner.invoke(app, f"{command} --num-draft-tokens {length}".split())
+    assert result.exit_code == 2
+    assert "number of at least 1, or auto" in " ".join(result.stderr.replace("│", " ").split())
 
 
 def test_an_error_is_one_line_on_stderr_and_code_1(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def propose_by_script(monkeypatch: pytest.MonkeyPatch, text: Tensor, num_right: 
     """
     text, rounds = _lengthened(text), itertools.count()
 
-    def propose(self: ModelDrafter, num_draft_tokens: int) -> Proposal:
+    def propose(self: ModelDrafter, num_draft_tokens: int, _goes_on: Any = None) -> Proposal:
         number, lengths = next(rounds), self.sequences.lengths
         self._proposed_at, self._num_proposed = lengths, num_draft_tokens
         token_ids = torch.stack(
@@ -87,11 +87,11 @@ def steer_by_script(
     number = 0
     distances: list[float] = []
 
-    def propose_anew(self: ModelDrafter, num_draft_tokens: int) -> Proposal:
+    def propose_anew(self: ModelDrafter, num_draft_tokens: int, goes_on: Any = None) -> Proposal:
         nonlocal number
         number = next(rounds)
         taken.clear()
-        return propose(self, num_draft_tokens)
+        return propose(self, num_draft_tokens, goes_on)
 
     def choose_by_script(self: ModelDrafter, scores: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         _, law, is_broken = choose(self, scores)

@@ -236,7 +236,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], list[str]]] = {
     "a bool as number": (
         {"num_draft_tokens": True},
         InvalidConfigError,
-        ["between 1 and 256", "but is True (bool)", "Pass an int"],
+        ["between 1 and 256", "but is True (bool)", "or pass an int"],
     ),
     "too many draft tokens": (
         {"num_draft_tokens": 10**9},
@@ -246,12 +246,12 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception], list[str]]] = {
     "a fraction of draft tokens": (
         {"num_draft_tokens": 2.5},
         InvalidConfigError,
-        ["between 1 and 256", "but is 2.5 (float)", "Pass an int"],
+        ["between 1 and 256", "but is 2.5 (float)", "or pass an int"],
     ),
     "a word as number": (
         {"num_draft_tokens": "five"},
         InvalidConfigError,
-        ["between 1 and 256", "but is 'five' (str)", "Pass an int"],
+        ["between 1 and 256", "but is 'five' (str)", "or pass an int"],
     ),
     "two draft lengths": (
         {"num_draft_tokens": 3, "speculative_config": {"num_draft_tokens": 4}},

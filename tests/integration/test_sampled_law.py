@@ -394,7 +394,13 @@ def test_a_seed_gives_the_same_text_again(kind: str, with_processor: bool) -> No
         torch.manual_seed(seed)
         processors = LogitsProcessorList([Stateful()] if with_processor else [])
         output = target.generate(
-            **inputs, do_sample=True, top_k=0, max_new_tokens=16, draft_model=draft, logits_processor=processors
+            **inputs,
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=16,
+            draft_model=draft,
+            num_draft_tokens=5,
+            logits_processor=processors,
         )
         return output.tolist()
 

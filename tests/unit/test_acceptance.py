@@ -8,6 +8,7 @@ cell; a cell's volume is its probability. Nothing here repeats the formulas unde
 import functools
 import itertools
 import math
+import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -16,7 +17,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hf_specdec.engine.acceptance import block_verification, greedy_acceptance, one_hot_probs, token_verification
+from hf_specdec import AdaptiveDraftLength, Outlook, RoundRecord
+from hf_specdec.engine.acceptance import (
+    block_verification,
+    greedy_acceptance,
+    one_hot_probs,
+    survival_probs,
+    token_verification,
+)
 
 Tokens = tuple[int, ...]
 Probs = tuple[float, ...]
@@ -104,6 +112,18 @@ def length_from_context(draft: Model) -> Propose:
     )
 
 
+def stop_as_the_controller_says(draft: Model, controller: AdaptiveDraftLength, limit: int) -> Propose:
+    """The adaptive draft length as the engine asks it: its limit first, then after every kept token."""
+
+    def go_on(kept: Tokens, committed: Tokens) -> bool:
+        outlook = Outlook(limit=limit, reads_confidence=True)
+        num_draft_tokens = controller.next_num_draft_tokens(outlook)
+        confidences = [max(draft(committed + kept[:i])) for i in range(len(kept))]
+        return all(controller.goes_on([confidence]) for confidence in confidences) and len(kept) < num_draft_tokens
+
+    return keep_then_stop(draft, go_on)
+
+
 def drop_unsure(draft: Model, threshold: float, num_draft_tokens: int) -> Propose:
     """The biased rule: sample a token, look at its own probability, and throw it away if that is low."""
 
@@ -113,6 +133,30 @@ def drop_unsure(draft: Model, threshold: float, num_draft_tokens: int) -> Propos
             yield path[: [*is_sure, False].index(False)], probability
 
     return propose
+
+
+def trained_controller(cost_ratio: float) -> AdaptiveDraftLength:
+    """One that has seen sure tokens accepted and unsure ones rejected, at a cost at which the difference matters."""
+    controller = AdaptiveDraftLength()
+    for index in range(60):
+        is_sure = index % 3 > 0
+        num_draft_tokens = controller.next_num_draft_tokens(Outlook(limit=3, reads_confidence=True))
+        chances = [0.95 if is_sure else 0.3] * num_draft_tokens
+        controller.observe(
+            RoundRecord(
+                num_draft_tokens=num_draft_tokens,
+                rows=(0,),
+                num_accepted_tokens=(num_draft_tokens if is_sure else 0,),
+                num_evaluated_tokens=(num_draft_tokens if is_sure else min(1, num_draft_tokens),),
+                committed_token_ids=((0,) * (1 + is_sure * num_draft_tokens),),
+                draft_seconds=num_draft_tokens * cost_ratio,
+                verify_seconds=1.0,
+                round_seconds=num_draft_tokens * cost_ratio + 1.0,
+                survival=(tuple(itertools.accumulate(chances, operator.mul)),),
+                confidences=((0.9 if is_sure else 0.4,) * num_draft_tokens,),
+            )
+        )
+    return controller
 
 
 # --- enumeration ----------------------------------------------------------------------------------------------------
@@ -256,6 +300,24 @@ def test_fixed_draft_length_keeps_the_target_law(
 @each_pair
 def test_stopping_after_an_unsure_token_keeps_the_target_law(verify: Verify, draft: Model, target: Model) -> None:
     assert error_of(verify, draft, target, stop_after_unsure(draft, 0.4, limit=3), 4) <= TOLERANCE
+
+
+@both_verifications
+@pytest.mark.parametrize("cost_ratio", [0.05, 0.4])
+@each_pair
+def test_the_adaptive_length_keeps_the_target_law(
+    verify: Verify, cost_ratio: float, draft: Model, target: Model
+) -> None:
+    propose = stop_as_the_controller_says(draft, trained_controller(cost_ratio), limit=3)
+    assert error_of(verify, draft, target, propose, num_tokens=3) <= TOLERANCE
+
+
+def test_the_adaptive_length_stops_inside_rounds() -> None:
+    draft = random_model(seed=2, vocab_size=3)
+    propose = stop_as_the_controller_says(draft, trained_controller(0.4), limit=3)
+    contexts = [context for length in range(3) for context in itertools.product(range(3), repeat=length)]
+    lengths = {len(path) for context in contexts for path, _ in propose(context)}
+    assert lengths == {1, 2, 3}
 
 
 @both_verifications
@@ -540,3 +602,35 @@ def test_one_hot_distributions_reduce_to_greedy_acceptance(verify: Verify, argum
     expected_count, expected_next = greedy_acceptance(draft_token_ids, target_token_ids)
     assert torch.equal(num_accepted, expected_count)
     assert torch.equal(next_probs, one_hot_probs(expected_next, vocab_size))
+
+
+# --- survival labels ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("verify", "is_block"), [(token_verification, False), (block_verification, True)])
+@each_pair
+def test_survival_is_the_chance_of_each_prefix_to_be_accepted(
+    verify: Verify, is_block: bool, draft: Model, target: Model
+) -> None:
+    paths = dict(fixed_length(draft, 3)(()))
+    batch = Batch(verify, draft, target, [((), path) for path in paths])
+    labels = survival_probs(batch.token_ids, batch.draft_probs, batch.target_probs, is_block=is_block).tolist()
+    # The chance of a prefix, over what may follow it and over the uniforms.
+    accepted: Law = defaultdict(float)
+    drafted: Law = defaultdict(float)
+    for volumes, counts, _ in batch.cells():
+        for (path, probability), volume, count in zip(paths.items(), volumes.tolist(), counts.tolist(), strict=True):
+            for length in (1, 2, 3):
+                drafted[path[:length]] += probability * volume
+                accepted[path[:length]] += probability * volume * (count >= length)
+    for path, label in zip(paths, labels, strict=True):
+        for length in (1, 2, 3):
+            assert label[length - 1] == pytest.approx(accepted[path[:length]] / drafted[path[:length]], abs=TOLERANCE)
+
+
+def test_survival_of_a_draft_that_gave_nothing_is_zero() -> None:
+    draft_probs = torch.full((1, 2, 3), NOT_DRAFTED)
+    target_probs = torch.full((1, 3, 3), 1 / 3)
+    for is_block in (False, True):
+        labels = survival_probs(torch.tensor([[0, 1]]), draft_probs, target_probs, is_block=is_block)
+        assert labels.tolist() == [[0.0, 0.0]]

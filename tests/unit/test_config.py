@@ -6,18 +6,19 @@ from typing import Any
 
 import pytest
 
-from hf_specdec.config import FOREIGN_SPELLINGS, SpeculativeConfig
+from hf_specdec.config import FOREIGN_SPELLINGS, LONGEST_ADAPTIVE_DRAFT, SpeculativeConfig
 from hf_specdec.errors import InvalidConfigError
 
 
 def test_defaults() -> None:
     assert SpeculativeConfig() == SpeculativeConfig(
-        num_draft_tokens=5,
+        num_draft_tokens="auto",
         verification="block",
         strict=False,
         on_round=None,
         trust_remote_code=False,
         draft_revision=None,
+        controller_hints=None,
     )
 
 
@@ -30,7 +31,8 @@ def test_zero_draft_tokens_says_how_to_decode_without_a_draft() -> None:
     with pytest.raises(InvalidConfigError) as caught:
         SpeculativeConfig(num_draft_tokens=0)
     assert str(caught.value) == (
-        "`num_draft_tokens` must be between 1 and 256, but is 0. To decode without a draft, leave out `draft_model`."
+        '`num_draft_tokens` must be between 1 and 256, or "auto", but is 0. To decode without a draft, leave out '
+        "`draft_model`."
     )
 
 
@@ -39,7 +41,30 @@ def test_accepts_the_ends_of_the_range(value: int) -> None:
     assert SpeculativeConfig(num_draft_tokens=value).num_draft_tokens == value
 
 
-@pytest.mark.parametrize("value", [-1, 257, True, False, 5.0, "5", "auto", None, [5]])
+def test_the_most_a_round_drafts() -> None:
+    assert SpeculativeConfig(num_draft_tokens=7).max_draft_tokens == 7
+    assert SpeculativeConfig().max_draft_tokens == LONGEST_ADAPTIVE_DRAFT
+
+
+@pytest.mark.parametrize("hints", [{"num_draft_tokens": 4, "survival": [0.9, 0.8]}, {}])
+def test_accepts_hints_for_the_adaptive_length(hints: dict[str, Any]) -> None:
+    config = SpeculativeConfig(controller_hints=hints)
+    assert config.controller_hints == hints
+    hash(config)
+
+
+def test_refuses_hints_for_a_fixed_length() -> None:
+    with pytest.raises(InvalidConfigError, match="`controller_hints` are for"):
+        SpeculativeConfig(num_draft_tokens=4, controller_hints={})
+
+
+@pytest.mark.parametrize("hints", [{"survival": "all"}, {"alpha": 0.8}, 0.8])
+def test_refuses_malformed_hints(hints: Any) -> None:
+    with pytest.raises(InvalidConfigError, match="`controller_hints`"):
+        SpeculativeConfig(controller_hints=hints)
+
+
+@pytest.mark.parametrize("value", [-1, 257, True, False, 5.0, "5", "AUTO", None, [5]])
 def test_refuses_other_draft_lengths_and_says_what_it_got(value: Any) -> None:
     with pytest.raises(InvalidConfigError, match=r"`num_draft_tokens` must be between 1 and 256") as caught:
         SpeculativeConfig(num_draft_tokens=value)
@@ -106,7 +131,7 @@ def test_from_user_refuses_two_different_draft_lengths(value: Any) -> None:
         SpeculativeConfig.from_user(value, num_draft_tokens=7)
 
 
-@pytest.mark.parametrize("value", [0, True, "auto"])
+@pytest.mark.parametrize("value", [0, True, "adaptive"])
 def test_from_user_checks_the_keyword(value: Any) -> None:
     with pytest.raises(InvalidConfigError, match="must be between 1 and 256"):
         SpeculativeConfig.from_user(None, num_draft_tokens=value)

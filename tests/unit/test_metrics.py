@@ -1,15 +1,16 @@
 """RoundRecord and SpeculationStats against numbers worked out by hand."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hf_specdec.metrics import RoundRecord, SpeculationStats
+from hf_specdec.metrics import ProbeRecord, RoundRecord, SpeculationStats
 
 
 def record(
-    num_draft_tokens: int, accepted: list[int], committed: list[list[int]] | None = None, **times: float
+    num_draft_tokens: int, accepted: list[int], committed: list[list[int]] | None = None, **times: Any
 ) -> RoundRecord:
     """One round in which every row emits its accepted tokens and one more, unless `committed` says otherwise."""
     committed = [list(range(count + 1)) for count in accepted] if committed is None else committed
@@ -149,7 +150,57 @@ def test_to_dict_survives_json_and_holds_the_derived_numbers() -> None:
         "draft_seconds": 0.0,
         "verify_seconds": 0.0,
         "round_seconds": 0.0,
+        "survival": [],
+        "confidences": [],
+        "num_batch_rows": 0,
+        "num_replayed_tokens": 0,
+        "num_replay_forwards": 0,
+        "num_caught_up_tokens": 0,
+        "catch_up_seconds": 0.0,
     }
+
+
+def test_what_is_saved_comes_back(tmp_path: Path) -> None:
+    measured = stats(
+        record(2, [1], survival=((0.75, 0.5),), confidences=((0.9, 0.8),)),
+        probes=[
+            ProbeRecord(
+                num_after_round=1,
+                agreement=((1.0, 0.25),),
+                confidences=((0.5, 0.5),),
+                num_caught_up_tokens=3,
+                seconds=0.125,
+            )
+        ],
+        controller_hints={"survival": [0.9]},
+        fallbacks=["NaN in the draft"],
+    )
+    measured.save(tmp_path / "stats.json")
+    assert SpeculationStats.load(tmp_path / "stats.json") == measured
+
+
+def test_what_a_later_version_saved_is_read_as_far_as_it_is_known(tmp_path: Path) -> None:
+    values = stats(record(2, [1])).to_dict() | {"novelty": 1}
+    values["rounds"][0]["novelty"] = 2
+    (tmp_path / "stats.json").write_text(json.dumps(values), encoding="utf-8")
+    assert SpeculationStats.load(tmp_path / "stats.json") == stats(record(2, [1]))
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"rounds": 3}', '{"rounds": [{}]}', "not json"])
+def test_a_file_without_stats_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "stats.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match="must hold stats"):
+        SpeculationStats.load(tmp_path / "stats.json")
+
+
+def test_time_of_probes_and_of_catching_up() -> None:
+    probe = ProbeRecord(num_after_round=0, agreement=(), confidences=(), num_caught_up_tokens=9, seconds=0.5)
+    caught_up = record(2, [1], round_seconds=2.0, draft_seconds=0.25, verify_seconds=0.5, catch_up_seconds=1.0)
+    measured = stats(caught_up, record(0, [0]), probes=[probe, probe])
+    assert measured.probe_seconds == 1.0
+    assert measured.catch_up_seconds == 1.0
+    assert measured.overhead_seconds == 0.25
+    assert measured.num_plain_steps == 1
 
 
 def test_to_dict_leaves_no_number_out() -> None:

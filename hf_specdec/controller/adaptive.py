@@ -1,0 +1,386 @@
+"""The draft length that pays: expected tokens per second from measured acceptance and measured costs, 0 included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from hf_specdec.config import LONGEST_ADAPTIVE_DRAFT
+from hf_specdec.controller.costs import Costs
+from hf_specdec.controller.gains import SLOW_DISCOUNT, Gain
+from hf_specdec.controller.ledger import Ledger, Progress
+from hf_specdec.controller.protocol import Outlook
+from hf_specdec.controller.survival import DISCOUNT, Calibration, Survival
+from hf_specdec.hints import checked_hints
+from hf_specdec.metrics import ProbeRecord, RoundRecord
+
+# The lengths to choose from; few, so that each is measured often and a captured graph per length stays possible.
+LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
+MAX_DRAFT_TOKENS = LONGEST_ADAPTIVE_DRAFT
+# To draft before the draft's own cost is known.
+FIRST_LENGTH = 4
+# Plain steps before the first draft: without them there is nothing to compare with.
+FIRST_PLAIN_STEPS = 2
+# Over n rounds of a row drafting must lag plain decoding by this / √n before it goes off: the gain of a single round
+# varies by about that much, so smaller lags are noise, and being off wrongly costs more than being on so little wrong.
+DOUBT = 0.4
+# Rounds that draft before it may go off because of what they took, and because of what they gave: first passes of a
+# model are slow, and the first estimates with them.
+FEWEST_TIMED = 3
+FEWEST_JUDGED = 8
+# Another length, or switching on, must promise this much more: timings are no better than that.
+HYSTERESIS = 0.03
+# Rounds between two plain steps taken to measure them again.
+PLAIN_EVERY = 200
+# Tokens between probes while drafting is off: doubled while they find nothing, as before on a new prompt.
+FIRST_PROBE_AFTER = 32
+LAST_PROBE_AFTER = 256
+MOST_PROBED_TOKENS = 64
+FEWEST_PROBED_TOKENS = 8
+# Probes may take this share of plain decoding's time, less than what the ledger lets pass.
+PROBE_SHARE = 0.015
+# Where no probe is worth its time, because catching up takes long or the draft could not pay if everything were
+# accepted, drafting is tried again after so many plain steps: times change, and off for good would be wrong.
+RETRIAL_AFTER = 2000
+# Per round; more rows than that say the same.
+MOST_LABELS = 32
+# In seconds; clocks can stand still.
+SHORTEST = 1e-9
+# Its multiples are spread evenly over 0..1.
+GOLDEN_RATIO = 0.618
+# Where the end of a text is not known, switching on has to pay within so many tokens.
+UNKNOWN_REMAINDER = 256
+
+
+class AdaptiveDraftLength:
+    """Choose K in {0, 1, …, 16} so that expected tokens per second are highest.
+
+    The speed in the long run is the ratio of the means, R(K) = (1 + S_1 + … + S_K) / T(K), where S_j is the probability
+    that the first j draft tokens are accepted and T(K) the time of a round (TurboSpec, arXiv:2406.14066, calls it
+    goodput). S_j is estimated from the soft label of every verification, T(K) from measured times. Where a number can
+    be read after every draft step, drafting also stops inside a round as soon as one more token would add fewer
+    expected tokens per second than the average gives (keep-then-stop, so it is exact; cf. SpecDec++,
+    arXiv:2405.19715). Drafting goes off where plain decoding is faster. Then one forward of the draft over the text
+    written meanwhile, from time to time, tells what drafting would give. A ledger caps what all of this may cost:
+    2 % of plain decoding's time plus 20 plain steps.
+
+    Pure and deterministic: times and labels come in, K goes out.
+
+    Args:
+        hints: What another controller learned about the same pair (`hints()`), to start from.
+
+    Raises:
+        InvalidConfigError: The hints are malformed.
+
+    Example:
+        >>> controller = AdaptiveDraftLength()
+        >>> controller.next_num_draft_tokens(Outlook(limit=8))
+        0
+    """
+
+    def __init__(self, hints: Mapping[str, Any] | None = None) -> None:
+        known = checked_hints(hints)
+        self._survival = Survival(MAX_DRAFT_TOKENS, known.survival)
+        # Of the token just drafted, and of the one to come after it.
+        self._this = Calibration(*known.confidence)
+        self._next = Calibration(*known.next_confidence)
+        self._cost_ratio = known.cost_ratio
+        self._costs: dict[int, Costs] = {}
+        self._ledger = Ledger()
+        self._progress = Progress()
+        self._gain = Gain()
+        self._slow_gain = Gain(SLOW_DISCOUNT)
+        self._replayed = 0.0
+        self._flushes = 0.0
+        self._rejections = 0.0
+        self._is_on = True
+        self._length = FIRST_LENGTH
+        self._rounds_since_plain = 0
+        self._plain_steps_since_probe = 0
+        self._probe_after = FIRST_PROBE_AFTER
+        self._outlook = Outlook(limit=0)
+        self._chances: list[float] = []
+        self._num_drafted = 0
+
+    # ---- questions -------------------------------------------------------------------------------------------------
+
+    def start_text(self) -> None:
+        """Hear that another prompt begins: how the last one went says less about it."""
+        self._probe_after = FIRST_PROBE_AFTER
+        self._progress = Progress()
+
+    def num_probe_tokens(self, outlook: Outlook) -> int:
+        """Return over how many of the latest tokens per row to try the draft; 0 while drafting is on."""
+        costs = self._costs_of(outlook)
+        plain = costs.plain
+        num_tokens = min(outlook.num_shadow_tokens, MOST_PROBED_TOKENS)
+        if self._is_on or plain is None or outlook.limit < 1 or num_tokens < FEWEST_PROBED_TOKENS:
+            return 0
+        if not self._could_pay(outlook) or not self._ledger.is_open(plain):
+            return 0
+        seconds = costs.catch_up(outlook.num_unread_tokens)
+        is_due = self._plain_steps_since_probe >= self._probe_after
+        is_cheap = seconds <= PROBE_SHARE * self._plain_steps_since_probe * plain
+        return num_tokens if is_due and is_cheap else 0
+
+    def next_num_draft_tokens(self, outlook: Outlook) -> int:
+        """Return the most tokens the coming round may draft; 0 asks for a plain decoding step."""
+        self._outlook = outlook
+        self._num_drafted = 0
+        self._chances = [1.0] * outlook.num_rows
+        if outlook.limit < 1:
+            return 0
+        costs = self._costs_of(outlook)
+        is_comparable = len(costs.plain_samples.values) >= (1 if self._gain.rate else FIRST_PLAIN_STEPS)
+        if costs.plain is None or not is_comparable or not self._ledger.is_open(costs.plain):
+            return 0
+        if not costs.are_known:
+            return min(FIRST_LENGTH, outlook.limit)
+        if self._is_on and self._rounds_since_plain >= PLAIN_EVERY:
+            return 0
+        self._switch(outlook)
+        if not self._is_on:
+            return 0
+        if outlook.reads_confidence:
+            return min(MAX_DRAFT_TOKENS, outlook.limit)
+        self._choose_length(outlook)
+        return min(self._length, outlook.limit)
+
+    def goes_on(self, confidences: Sequence[float]) -> bool:
+        """Say whether one more draft token is expected to give more per second than the average does."""
+        self._num_drafted += 1
+        expected = []
+        for row, confidence in enumerate(confidences):
+            self._chances[row] *= self._this.probability(confidence)
+            expected.append(self._chances[row] * self._next.probability(confidence))
+        costs = self._costs_of(self._outlook)
+        if not costs.are_known or not expected:
+            return True
+        gain = math.prod(expected) if self._outlook.is_lockstep else sum(expected) / len(expected)
+        return gain > self._rate(self._outlook) * costs.one_more(self._num_drafted)
+
+    # ---- answers ---------------------------------------------------------------------------------------------------
+
+    def observe(self, record: RoundRecord) -> None:
+        """Take note of a finished round."""
+        costs = self._costs_of(self._outlook)
+        costs.observe(record)
+        plain = costs.plain
+        if not record.num_draft_tokens:
+            self._progress.add(record)
+            self._rounds_since_plain = 0
+            self._plain_steps_since_probe += 1
+            if plain is not None:
+                self._ledger.enter_plain(plain)
+            return
+        self._rounds_since_plain += 1
+        labels = self._merged(record.survival)
+        if labels:
+            self._survival.observe(labels)
+            self._learn_confidence(record.survival, record.confidences)
+            self._note_gain(record, labels, costs)
+        if plain is not None:
+            self._ledger.charge(record.round_seconds, self._progress.add(record), plain)
+
+    def observe_probe(self, probe: ProbeRecord) -> None:
+        """Take note of a probe."""
+        costs = self._costs_of(self._outlook)
+        costs.observe_catch_up(probe.num_caught_up_tokens, probe.seconds)
+        if costs.plain is not None:
+            self._ledger.charge(probe.seconds, 0.0, costs.plain)
+        self._survival.observe_text(self._merged(probe.agreement))
+        self._plain_steps_since_probe = 0
+        self._probe_after = min(2 * self._probe_after, LAST_PROBE_AFTER)
+        self._learn_from_text(probe)
+        self._is_on = self._pays(self._outlook)
+        if self._is_on and not self._outlook.reads_confidence:
+            # The probe told of survival only; what rounds gave before says nothing about this text.
+            self._gain, self._slow_gain = Gain(), Gain(SLOW_DISCOUNT)
+
+    def hints(self) -> dict[str, Any]:
+        """Return what was learned about the pair, as JSON types.
+
+        Keys: `survival` (S_1, S_2, …), `confidence` and `next_confidence` (weight and bias of the two calibrations),
+        `cost_ratio` (a draft step / a plain step, None if unknown) and `num_draft_tokens` (the length with the highest
+        expected speed, 0 where that is plain decoding). Times themselves are left out: they belong to one machine.
+        """
+        costs = self._costs_of(self._outlook)
+        ratio = self._cost_ratio
+        if costs.draft_step is not None and costs.plain:
+            ratio = costs.draft_step / costs.plain
+        return {
+            "survival": [round(value, 4) for value in self._survival.curve(MAX_DRAFT_TOKENS)],
+            "confidence": [round(self._this.weight, 4), round(self._this.bias, 4)],
+            "next_confidence": [round(self._next.weight, 4), round(self._next.bias, 4)],
+            "cost_ratio": None if ratio is None else round(ratio, 4),
+            "num_draft_tokens": self._best_length(self._outlook)[0] if costs.are_known and self._is_on else 0,
+        }
+
+    # ---- what pays -------------------------------------------------------------------------------------------------
+
+    def _switch(self, outlook: Outlook) -> None:
+        """Go off where plain decoding is faster, and look again after a long while without a probe."""
+        costs = self._costs_of(outlook)
+        assert costs.plain is not None, "the caller checks"
+        if self._is_on:
+            num_rounds = costs.num_draft_rounds
+            # None at all: then it is the hints that say so.
+            is_hopeless = (not num_rounds or num_rounds >= FEWEST_TIMED) and not self._could_pay(outlook)
+            if is_hopeless or (num_rounds >= FEWEST_JUDGED and self._loses(outlook)):
+                self._go_off()
+        elif self._plain_steps_since_probe >= RETRIAL_AFTER:
+            costs.forget_draft()
+            self._gain, self._slow_gain = Gain(), Gain(SLOW_DISCOUNT)
+            self._plain_steps_since_probe = 0
+            self._is_on = True
+
+    def _loses(self, outlook: Outlook) -> bool:
+        """Return whether plain decoding is faster: clearly so of late, or by however little over a longer time."""
+        plain = self._costs_of(outlook).plain or 0.0
+        num_rows = 1 if outlook.is_lockstep else max(outlook.num_rows, 1)
+        return any(
+            gain.rate is not None and gain.rate * plain < 1.0 - DOUBT / math.sqrt(gain.num_rounds * num_rows)
+            for gain in (self._gain, self._slow_gain)
+        )
+
+    def _go_off(self) -> None:
+        self._is_on = False
+        self._plain_steps_since_probe = 0
+        self._probe_after = FIRST_PROBE_AFTER
+
+    def _choose_length(self, outlook: Outlook) -> None:
+        best, rate = self._best_length(outlook)
+        if rate >= (1 + HYSTERESIS) * self._fixed_rate(self._length, outlook):
+            self._length = best
+
+    def _pays(self, outlook: Outlook) -> bool:
+        """Return whether switching on is worth it, what the draft has to read first included."""
+        costs = self._costs_of(outlook)
+        if costs.plain is None or not costs.are_known:
+            return True
+        rate = max(self._best_length(outlook)[1], self._drafting_rate(outlook))
+        if rate * costs.plain < 1 + HYSTERESIS:
+            return False
+        remainder = outlook.num_remaining_tokens
+        saved = (UNKNOWN_REMAINDER if remainder is None else remainder) * (costs.plain - 1 / rate)
+        return saved > costs.catch_up(outlook.num_unread_tokens)
+
+    def _could_pay(self, outlook: Outlook) -> bool:
+        """Return whether drafting would pay if everything were accepted."""
+        costs = self._costs_of(outlook)
+        if costs.plain is None or not costs.are_known:
+            return True
+        fastest = max((1 + length) / max(costs.round(length), SHORTEST) for length in LENGTHS)
+        return fastest * costs.plain >= 1 + HYSTERESIS
+
+    def _rate(self, outlook: Outlook) -> float:
+        """Return the tokens per row and second that the better of drafting and plain decoding gives."""
+        plain = self._costs_of(outlook).plain
+        return max(1 / plain if plain else 0.0, self._drafting_rate(outlook))
+
+    def _drafting_rate(self, outlook: Outlook) -> float:
+        rate = self._gain.rate
+        return rate if outlook.reads_confidence and rate is not None else self._best_length(outlook)[1]
+
+    def _best_length(self, outlook: Outlook) -> tuple[int, float]:
+        """Return the fixed length with the highest expected speed, and that speed."""
+        rates = [(self._fixed_rate(length, outlook), -length) for length in LENGTHS if length <= max(outlook.limit, 1)]
+        rate, length = max(rates)
+        return -length, rate
+
+    def _fixed_rate(self, length: int, outlook: Outlook) -> float:
+        """Return the expected tokens per row and second of rounds of `length` draft tokens."""
+        curve = self._survival.curve(length)
+        seconds = self._round_seconds(length, 1 - curve[-1], self._costs_of(outlook))
+        return (1 + sum(curve)) / max(seconds, SHORTEST)
+
+    def _round_seconds(self, length: int, rejection: float, costs: Costs) -> float:
+        """Estimate a round's time, with the share of reading tokens again that its rejections bring about."""
+        per_rejection = 1 / self._rejections if self._rejections > 0 else 0.0
+        replayed = self._replayed * per_rejection * rejection
+        flushes = self._flushes * per_rejection * rejection
+        return costs.round(length, replayed) + flushes * (costs.plain or 0.0)
+
+    # ---- learning --------------------------------------------------------------------------------------------------
+
+    def _merged(self, rows: Sequence[Sequence[float]]) -> list[Sequence[float]]:
+        """Return probabilities per row without empty rows; in lockstep the rows are one, which survives if all do."""
+        rows = [row for row in rows if row]
+        if self._outlook.is_lockstep and rows:
+            return [[math.prod(column) for column in zip(*rows, strict=True)]]
+        return list(rows)
+
+    def _learn_confidence(
+        self, survival: Sequence[Sequence[float]], confidences_of_rows: Sequence[Sequence[float]]
+    ) -> None:
+        num_labels = 0
+        for labels, confidences in zip(survival, confidences_of_rows, strict=False):
+            reached = 1.0
+            for position, (label, confidence) in enumerate(zip(labels, confidences, strict=False)):
+                if reached > 0:
+                    self._this.observe(confidence, label / reached, reached)
+                if label > 0 and position + 1 < len(labels):
+                    self._next.observe(confidence, labels[position + 1] / label, label)
+                reached = label
+            num_labels += len(labels)
+            if num_labels >= MOST_LABELS:
+                return
+
+    def _learn_from_text(self, probe: ProbeRecord) -> None:
+        """Learn from a probe what rounds would have taught, and what they would have given."""
+        for chances, confidences in zip(probe.agreement, probe.confidences, strict=False):
+            for chance, confidence in zip(chances, confidences, strict=False):
+                self._this.observe(confidence, chance)
+            for confidence, (chance, following) in zip(confidences, pairwise(chances), strict=False):
+                self._next.observe(confidence, following, chance)
+        if self._outlook.is_lockstep or not self._outlook.reads_confidence:
+            return
+        for chances, confidences in zip(probe.agreement, probe.confidences, strict=True):
+            for tokens, num_drafted in self._rounds_over(chances, confidences):
+                seconds = self._costs_of(self._outlook).round(num_drafted)
+                self._gain.add(tokens, seconds)
+                self._slow_gain.add(tokens, seconds)
+
+    def _rounds_over(self, chances: Sequence[float], confidences: Sequence[float]) -> Iterator[tuple[float, int]]:
+        """Yield the expected tokens and the draft tokens of the rounds that would have gone over this text."""
+        costs, rate = self._costs_of(self._outlook), self._rate(self._outlook)
+        start, luck = 0, 0.0
+        while start < len(chances):
+            tokens, survival, belief, accepted, drafted = 1.0, 1.0, 1.0, 0, 0
+            # Evenly spread instead of random, so that the same probe always gives the same.
+            luck = (luck + GOLDEN_RATIO) % 1.0
+            for chance, confidence in zip(chances[start:], confidences[start:], strict=False):
+                drafted += 1
+                survival *= chance
+                tokens += survival
+                accepted += survival > luck
+                belief *= self._this.probability(confidence)
+                goes_on = belief * self._next.probability(confidence) > rate * costs.one_more(drafted)
+                if drafted == MAX_DRAFT_TOKENS or not goes_on:
+                    break
+            yield tokens, drafted
+            start += accepted + 1
+
+    def _note_gain(self, record: RoundRecord, labels: list[Sequence[float]], costs: Costs) -> None:
+        self._replayed, self._flushes = DISCOUNT * self._replayed, DISCOUNT * self._flushes
+        self._rejections *= DISCOUNT
+        # Modelled, not measured: one slow round of a busy machine is no news about the draft.
+        seconds = costs.round(record.num_draft_tokens, record.num_replayed_tokens)
+        seconds += record.num_replay_forwards * (costs.plain or 0.0)
+        tokens = 1 + sum(sum(row) for row in labels) / len(labels)
+        self._gain.add(tokens, seconds)
+        self._slow_gain.add(tokens, seconds)
+        self._replayed += record.num_replayed_tokens
+        self._flushes += record.num_replay_forwards
+        self._rejections += 1 - sum(row[-1] for row in labels) / len(labels)
+
+    def _costs_of(self, outlook: Outlook) -> Costs:
+        """Return the costs of a batch size; sizes between two powers of two are taken together."""
+        size = max(outlook.num_batch_rows - 1, 0).bit_length()
+        if size not in self._costs:
+            nearest = min(self._costs, key=lambda other: (abs(other - size), other), default=None)
+            known = None if nearest is None else self._costs[nearest]
+            self._costs[size] = Costs(cost_ratio=self._cost_ratio) if known is None else known.inherited()
+        return self._costs[size]

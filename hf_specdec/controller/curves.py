@@ -1,0 +1,123 @@
+"""Times as a function of a token count, from noisy measurements of some of the counts."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+WINDOW = 15
+# In rounds; an estimate this old has outlived the context length or the load that it was measured under.
+LONGEST_AGE = 400
+# The straight line through all counts weighs as much as so many measurements of a single one.
+PULL = 4.0
+LONGEST_TABLE = 40
+
+
+class Samples:
+    """The latest seconds of one kind, with the round they are from."""
+
+    def __init__(self, window: int = WINDOW) -> None:
+        self.values: deque[tuple[int, float]] = deque(maxlen=window)
+        self._median: float | None = None
+
+    def add(self, now: int, seconds: float) -> None:
+        """Take in what round `now` measured."""
+        self.values.append((now, seconds))
+        self._median = None
+
+    def forget_before(self, oldest: int) -> None:
+        """Drop samples from rounds before `oldest`."""
+        while self.values and self.values[0][0] < oldest:
+            self.values.popleft()
+            self._median = None
+
+    @property
+    def median(self) -> float | None:
+        """The median, None without samples."""
+        if self._median is None and self.values:
+            self._median = median(seconds for _, seconds in self.values)
+        return self._median
+
+
+class Curve:
+    """Seconds by token count: medians of each count, pulled towards a line, and never falling.
+
+    Without the line, one slow measurement of a count would keep it from being chosen, and so from being measured again.
+    """
+
+    def __init__(self) -> None:
+        self._samples: dict[int, Samples] = {}
+        self._now = 0
+        self._table: list[float] = []
+        self._table_slope: float | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is known."""
+        return not self._samples
+
+    def add(self, now: int, count: int, seconds: float) -> None:
+        """Take in what round `now` measured at `count` ≥ 1 tokens."""
+        self._samples.setdefault(count, Samples()).add(now, seconds)
+        self._now = now
+        self._table = []
+
+    def inherit(self, other: Curve, now: int) -> None:
+        """Take another curve's medians as a single sample each."""
+        for count, samples in other._samples.items():
+            if samples.median is not None:
+                self.add(now, count, samples.median)
+
+    def seconds(self, count: float, first_slope: float | None) -> float:
+        """Estimate the seconds at `count` tokens, 0.0 without any measurement.
+
+        Args:
+            count: May lie between whole tokens.
+            first_slope: Seconds per token while a single count is measured; None: in proportion to the count.
+        """
+        if not self._table or first_slope != self._table_slope:
+            self._table, self._table_slope = self._rising(first_slope), first_slope
+        low = min(int(count), LONGEST_TABLE - 2)
+        return self._table[low] + (count - low) * (self._table[low + 1] - self._table[low])
+
+    def _rising(self, first_slope: float | None) -> list[float]:
+        """Return the estimates at 0, 1, 2, …: reading more is never faster, whatever the noise says."""
+        points = self._points()
+        start, slope = _line(points, first_slope)
+        known = {count: (seconds, weight) for count, seconds, weight in points}
+        pools: list[tuple[float, float, int]] = []
+        for count in range(LONGEST_TABLE):
+            seconds, weight = known.get(count, (0.0, 0.0))
+            value = max(0.0, (weight * seconds + PULL * (start + slope * count)) / (weight + PULL))
+            pools.append((value, weight + PULL, 1))
+            while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+                (low, low_weight, low_width), (high, high_weight, high_width) = pools[-2:]
+                weight = low_weight + high_weight
+                pools[-2:] = [((low * low_weight + high * high_weight) / weight, weight, low_width + high_width)]
+        return [value for value, _, width in pools for _ in range(width)]
+
+    def _points(self) -> list[tuple[int, float, float]]:
+        points = []
+        for count in sorted(self._samples):
+            samples = self._samples[count]
+            samples.forget_before(self._now - LONGEST_AGE)
+            if samples.median is None:
+                del self._samples[count]
+            else:
+                points.append((count, samples.median, float(len(samples.values))))
+        return points
+
+
+def _line(points: list[tuple[int, float, float]], first_slope: float | None) -> tuple[float, float]:
+    """Return start and slope of the weighted least-squares line, which does not fall."""
+    if not points:
+        return 0.0, 0.0
+    total = sum(weight for _, _, weight in points)
+    middle = sum(weight * count for count, _, weight in points) / total
+    height = sum(weight * seconds for _, seconds, weight in points) / total
+    spread = sum(weight * (count - middle) ** 2 for count, _, weight in points)
+    if spread > 0:
+        slope = sum(weight * (count - middle) * (seconds - height) for count, seconds, weight in points) / spread
+    else:
+        slope = height / middle if first_slope is None else first_slope
+    return height - max(slope, 0.0) * middle, max(slope, 0.0)

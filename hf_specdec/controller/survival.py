@@ -1,0 +1,161 @@
+"""How far drafts survive: running estimates from every verification."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+# How much an observation still counts one round later: about the last 33 rounds matter.
+DISCOUNT = 0.97
+# Before anything was observed, a draft token is taken to survive the one before it with this probability, …
+FIRST_HAZARD = 0.7
+# … which weighs as much as so many rounds.
+FIRST_WEIGHT = 3.0
+# Estimates never count for less than this many rounds: then the oldest go on counting.
+MOST_CONFIDENT = 6.0
+
+
+class Survival:
+    """Estimates S_j, the probability that the first j draft tokens are all accepted.
+
+    The labels are soft (given the first j drafted tokens, the probability that they stay), so a rejection hides
+    nothing: every drafted position has a label in every round. Positions that were not drafted are filled in with the
+    pooled hazard, the average probability of a token to survive when the ones before it did.
+    """
+
+    def __init__(self, length: int, prior: Sequence[float] = ()) -> None:
+        """Start with `prior`, S_1, S_2, …, continued by the first hazard; estimates reach up to `length`."""
+        curve = list(prior[:length])
+        while len(curve) < length:
+            curve.append((curve[-1] if curve else 1.0) * FIRST_HAZARD)
+        self._sums = [FIRST_WEIGHT * value for value in curve]
+        self._weight = FIRST_WEIGHT
+        known = curve[: max(len(prior), 1)]
+        self._reached = FIRST_WEIGHT * (1.0 + sum(known[:-1]))
+        self._survived = FIRST_WEIGHT * sum(known)
+
+    @property
+    def hazard(self) -> float:
+        """The probability of a draft token to be accepted when the ones before it were."""
+        return self._survived / self._reached if self._reached > 0 else FIRST_HAZARD
+
+    def curve(self, length: int) -> list[float]:
+        """Return S_1 … S_length, which never rises."""
+        curve: list[float] = []
+        lowest = 1.0
+        for total in self._sums[:length]:
+            lowest = min(lowest, total / self._weight)
+            curve.append(lowest)
+        return curve
+
+    def observe(self, labels: Sequence[Sequence[float]]) -> None:
+        """Learn from one round: per row the labels of its K drafted tokens."""
+        self._fade(DISCOUNT)
+        share = 1.0 / len(labels)
+        hazard = self.hazard
+        for row in labels:
+            reached = 1.0
+            for position in range(len(self._sums)):
+                if position < len(row):
+                    self._reached += share * reached
+                    self._survived += share * row[position]
+                    reached = row[position]
+                else:
+                    reached *= hazard
+                self._sums[position] += share * reached
+        self._weight += 1.0
+
+    def observe_text(self, agreement: Sequence[Sequence[float]]) -> None:
+        """Learn from a probe: per row the probabilities of consecutive tokens to be accepted.
+
+        Every token of the text starts a draft that might have been. Along the target's own text the running product of
+        min(1, draft / target) estimates survival without bias, as min(1, target / draft) does along the draft's.
+        """
+        length = len(self._sums)
+        starts = [row[start : start + length] for row in agreement for start in range(len(row))]
+        if not starts:
+            return
+        # As if so many rounds had been drafted: a round of several tokens would have passed over most of these starts.
+        num_rounds = max(len(row) for row in agreement) / 2
+        self._fade(DISCOUNT**num_rounds)
+        share = (1 - DISCOUNT**num_rounds) / (1 - DISCOUNT) / len(starts)
+        for start in starts:
+            self._observe_start(start, share)
+        self._weight += share * len(starts)
+
+    def _observe_start(self, chances: Sequence[float], share: float) -> None:
+        hazard = self.hazard
+        reached = 1.0
+        for position in range(len(self._sums)):
+            if position < len(chances):
+                self._reached += share * reached
+                reached *= chances[position]
+                self._survived += share * reached
+            else:
+                reached *= hazard
+            self._sums[position] += share * reached
+
+    def _fade(self, factor: float) -> None:
+        self._sums = [total * factor for total in self._sums]
+        self._weight *= factor
+        self._reached *= factor
+        self._survived *= factor
+
+
+class Calibration:
+    """Turns the draft's confidence into a probability: a logistic curve, fitted as labels come in.
+
+    Newton's method on a discounted likelihood; two parameters, a few rounds suffice.
+    """
+
+    def __init__(self, weight: float, bias: float) -> None:
+        """Start from the curve logistic(weight · log-odds of the confidence + bias)."""
+        self.weight = weight
+        self.bias = bias
+        # The prior's curvature: as strong as a few labels.
+        self._curvature = [2.0, 0.0, 1.0]
+
+    def probability(self, confidence: float) -> float:
+        """Return the probability that goes with a largest draft probability of `confidence`."""
+        return _logistic(self.weight * log_odds(confidence) + self.bias)
+
+    def observe(self, confidence: float, label: float, importance: float = 1.0) -> None:
+        """Learn that something of this confidence came true with probability `label`."""
+        if importance <= 0.0:
+            return
+        feature = log_odds(confidence)
+        predicted = _logistic(self.weight * feature + self.bias)
+        error = importance * (label - predicted)
+        steepness = importance * max(predicted * (1 - predicted), 0.02)
+        own, mixed, bias = (CALIBRATION_DISCOUNT * value for value in self._curvature)
+        own, mixed, bias = own + steepness * feature * feature, mixed + steepness * feature, bias + steepness
+        # A floor under the determinant: equal confidences alone cannot tell the two parameters apart.
+        own, bias = max(own, LEAST_CURVATURE), max(bias, LEAST_CURVATURE)
+        self._curvature = [own, mixed, bias]
+        determinant = own * bias - mixed * mixed + LEAST_CURVATURE
+        self.weight += (bias * feature - mixed) * error / determinant
+        self.bias += (own - mixed * feature) * error / determinant
+        self.weight = min(max(self.weight, -LARGEST_PARAMETER), LARGEST_PARAMETER)
+        self.bias = min(max(self.bias, -LARGEST_PARAMETER), LARGEST_PARAMETER)
+
+
+CALIBRATION_DISCOUNT = 0.995
+LEAST_CURVATURE = 0.5
+LARGEST_PARAMETER = 8.0
+LARGEST_LOG_ODDS = 6.0
+
+
+def log_odds(probability: float) -> float:
+    """Return log(p / (1 - p)), bounded; NaN counts as no confidence at all."""
+    if not probability > 0.0:
+        return -LARGEST_LOG_ODDS
+    if probability >= 1.0:
+        return LARGEST_LOG_ODDS
+    return min(max(math.log(probability / (1.0 - probability)), -LARGEST_LOG_ODDS), LARGEST_LOG_ODDS)
+
+
+def _logistic(value: float) -> float:
+    if value < 0:
+        odds = math.exp(value)
+        return odds / (1.0 + odds)
+    return 1.0 / (1.0 + math.exp(-value))

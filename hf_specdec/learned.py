@@ -1,0 +1,72 @@
+"""What adaptive draft lengths have learned, kept with the target and the draft they learned it of.
+
+It lives in this process only, in nobody's configuration, and goes when either model goes.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel
+
+from hf_specdec.controller import AdaptiveDraftLength
+
+# Settings that decide how well a draft does, since they shape the law that both models draw from.
+SHAPING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
+# Per pair; a service that lets its users choose temperatures would collect them without end.
+MOST_SETTINGS = 32
+
+_Settings = dict[Hashable, AdaptiveDraftLength]
+_Drafts = weakref.WeakKeyDictionary[PreTrainedModel, _Settings]
+_learned: weakref.WeakKeyDictionary[PreTrainedModel, _Drafts] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def sampling_key(config: GenerationConfig, verification: str, *, is_lockstep: bool, num_rows: int) -> Hashable:
+    """Return what tells calls apart that should not learn from each other.
+
+    Args:
+        config: As the host resolved it.
+        verification: "block" or "token".
+        is_lockstep: Whether all rows commit the same number of tokens; then it matters how many they are.
+        num_rows: Rows in the batch.
+    """
+    shape = tuple(getattr(config, name, None) for name in SHAPING) if config.do_sample else ()
+    return shape, verification if config.do_sample else "", num_rows if is_lockstep else 0
+
+
+@contextmanager
+def lent_controller(
+    target: PreTrainedModel, draft: PreTrainedModel, key: Hashable, hints: Mapping[str, Any] | None
+) -> Iterator[AdaptiveDraftLength]:
+    """Lend the pair's controller for one text; a second text at the same time gets one of its own."""
+    with _lock:
+        controller = _settings_of(target, draft).pop(key, None)
+    if controller is None:
+        controller = AdaptiveDraftLength(hints)
+    controller.start_text()
+    try:
+        yield controller
+    finally:
+        with _lock:
+            settings = _settings_of(target, draft)
+            settings[key] = controller
+            while len(settings) > MOST_SETTINGS:
+                settings.pop(next(iter(settings)))
+
+
+def forget_learned(target: PreTrainedModel | None) -> None:
+    """Forget what was learned of one target, or of all."""
+    with _lock:
+        if target is None:
+            _learned.clear()
+        else:
+            _learned.pop(target, None)
+
+
+def _settings_of(target: PreTrainedModel, draft: PreTrainedModel) -> _Settings:
+    return _learned.setdefault(target, weakref.WeakKeyDictionary()).setdefault(draft, {})
