@@ -50,8 +50,6 @@ MOST_LABELS = 32
 SHORTEST = 1e-9
 # Its multiples are spread evenly over 0..1.
 GOLDEN_RATIO = 0.618
-# Where the end of a text is not known, switching on has to pay within so many tokens.
-UNKNOWN_REMAINDER = 256
 
 
 class AdaptiveDraftLength:
@@ -133,7 +131,7 @@ class AdaptiveDraftLength:
         if outlook.limit < 1:
             return 0
         costs = self._costs_of(outlook)
-        is_comparable = len(costs.plain_samples.values) >= (1 if self._gain.rate else FIRST_PLAIN_STEPS)
+        is_comparable = len(costs.plain_samples.values) >= (1 if self._gain.speed else FIRST_PLAIN_STEPS)
         if costs.plain is None or not is_comparable or not self._ledger.is_open(costs.plain):
             return 0
         if not costs.are_known:
@@ -141,7 +139,7 @@ class AdaptiveDraftLength:
         if self._is_on and self._rounds_since_plain >= PLAIN_EVERY:
             return 0
         self._switch(outlook)
-        if not self._is_on:
+        if not self._is_on or not self._is_worth_reading(outlook):
             return 0
         if outlook.reads_confidence:
             return min(MAX_DRAFT_TOKENS, outlook.limit)
@@ -194,8 +192,10 @@ class AdaptiveDraftLength:
         self._plain_steps_since_probe = 0
         self._probe_after = min(2 * self._probe_after, LAST_PROBE_AFTER)
         self._learn_from_text(probe)
-        self._is_on = self._pays(self._outlook)
-        if self._is_on and not self._outlook.reads_confidence:
+        _, rate = self._best_length(self._outlook)
+        rate = max(rate, self._drafting_rate(self._outlook))
+        self._is_on = costs.plain is None or rate * costs.plain >= 1 + HYSTERESIS
+        if self._is_on and (self._outlook.is_lockstep or not self._outlook.reads_confidence):
             # The probe told of survival only; what rounds gave before says nothing about this text.
             self._gain, self._slow_gain = Gain(), Gain(SLOW_DISCOUNT)
 
@@ -238,10 +238,9 @@ class AdaptiveDraftLength:
 
     def _loses(self, outlook: Outlook) -> bool:
         """Return whether plain decoding is faster: clearly so of late, or by however little over a longer time."""
-        plain = self._costs_of(outlook).plain or 0.0
         num_rows = 1 if outlook.is_lockstep else max(outlook.num_rows, 1)
         return any(
-            gain.rate is not None and gain.rate * plain < 1.0 - DOUBT / math.sqrt(gain.num_rounds * num_rows)
+            gain.speed is not None and gain.speed < 1.0 - DOUBT / math.sqrt(gain.num_rounds * num_rows)
             for gain in (self._gain, self._slow_gain)
         )
 
@@ -255,16 +254,12 @@ class AdaptiveDraftLength:
         if rate >= (1 + HYSTERESIS) * self._fixed_rate(self._length, outlook):
             self._length = best
 
-    def _pays(self, outlook: Outlook) -> bool:
-        """Return whether switching on is worth it, what the draft has to read first included."""
-        costs = self._costs_of(outlook)
-        if costs.plain is None or not costs.are_known:
+    def _is_worth_reading(self, outlook: Outlook) -> bool:
+        """Return whether what is left to write can make up for what the draft would have to read first."""
+        if not outlook.num_unread_tokens or outlook.num_remaining_tokens is None:
             return True
-        rate = max(self._best_length(outlook)[1], self._drafting_rate(outlook))
-        if rate * costs.plain < 1 + HYSTERESIS:
-            return False
-        remainder = outlook.num_remaining_tokens
-        saved = (UNKNOWN_REMAINDER if remainder is None else remainder) * (costs.plain - 1 / rate)
+        costs = self._costs_of(outlook)
+        saved = outlook.num_remaining_tokens * ((costs.plain or 0.0) - 1 / self._drafting_rate(outlook))
         return saved > costs.catch_up(outlook.num_unread_tokens)
 
     def _could_pay(self, outlook: Outlook) -> bool:
@@ -281,13 +276,15 @@ class AdaptiveDraftLength:
         return max(1 / plain if plain else 0.0, self._drafting_rate(outlook))
 
     def _drafting_rate(self, outlook: Outlook) -> float:
-        rate = self._gain.rate
-        return rate if outlook.reads_confidence and rate is not None else self._best_length(outlook)[1]
+        """Return the tokens per row and second that drafting gives."""
+        speed, plain = self._gain.speed, self._costs_of(outlook).plain
+        if outlook.reads_confidence and speed is not None and plain:
+            return speed / plain
+        return self._best_length(outlook)[1]
 
     def _best_length(self, outlook: Outlook) -> tuple[int, float]:
-        """Return the fixed length with the highest expected speed, and that speed."""
-        rates = [(self._fixed_rate(length, outlook), -length) for length in LENGTHS if length <= max(outlook.limit, 1)]
-        rate, length = max(rates)
+        """Return the fixed length with the highest expected tokens per row and second, and that rate."""
+        rate, length = max((self._fixed_rate(length, outlook), -length) for length in LENGTHS)
         return -length, rate
 
     def _fixed_rate(self, length: int, outlook: Outlook) -> float:
@@ -339,9 +336,7 @@ class AdaptiveDraftLength:
             return
         for chances, confidences in zip(probe.agreement, probe.confidences, strict=True):
             for tokens, num_drafted in self._rounds_over(chances, confidences):
-                seconds = self._costs_of(self._outlook).round(num_drafted)
-                self._gain.add(tokens, seconds)
-                self._slow_gain.add(tokens, seconds)
+                self._enter_gain(tokens, self._costs_of(self._outlook).round(num_drafted))
 
     def _rounds_over(self, chances: Sequence[float], confidences: Sequence[float]) -> Iterator[tuple[float, int]]:
         """Yield the expected tokens and the draft tokens of the rounds that would have gone over this text."""
@@ -370,11 +365,16 @@ class AdaptiveDraftLength:
         seconds = costs.round(record.num_draft_tokens, record.num_replayed_tokens)
         seconds += record.num_replay_forwards * (costs.plain or 0.0)
         tokens = 1 + sum(sum(row) for row in labels) / len(labels)
-        self._gain.add(tokens, seconds)
-        self._slow_gain.add(tokens, seconds)
+        self._enter_gain(tokens, seconds)
         self._replayed += record.num_replayed_tokens
         self._flushes += record.num_replay_forwards
         self._rejections += 1 - sum(row[-1] for row in labels) / len(labels)
+
+    def _enter_gain(self, tokens: float, seconds: float) -> None:
+        plain = self._costs_of(self._outlook).plain
+        if plain:
+            self._gain.add(tokens, seconds / plain)
+            self._slow_gain.add(tokens, seconds / plain)
 
     def _costs_of(self, outlook: Outlook) -> Costs:
         """Return the costs of a batch size; sizes between two powers of two are taken together."""

@@ -52,14 +52,14 @@ class Costs:
     def observe(self, record: RoundRecord) -> None:
         """Learn from a round."""
         self._now += 1
-        if record.num_caught_up_tokens:
-            self.observe_catch_up(record.num_caught_up_tokens, record.catch_up_seconds)
         if not record.num_draft_tokens:
             if not record.num_replay_forwards:
                 self.plain_samples.add(self._now, record.round_seconds)
             return
         self.num_draft_rounds += 1
         self._draft.add(self._now, record.num_draft_tokens, record.draft_seconds)
+        if record.num_caught_up_tokens:
+            self.observe_catch_up(record.num_caught_up_tokens, record.catch_up_seconds)
         if not record.num_replay_forwards:
             # With one it is two forwards, and would pass for a slow one.
             num_tokens = record.num_draft_tokens + 1 + record.num_replayed_tokens

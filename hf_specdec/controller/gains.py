@@ -9,21 +9,21 @@ SLOW_DISCOUNT = 0.996
 
 
 class Gain:
-    """Tokens per second as a ratio of discounted sums; the average of the rounds' own ratios would be biased."""
+    """Speed relative to plain decoding, a ratio of discounted sums: the mean of the rounds' ratios would be biased."""
 
     def __init__(self, discount: float = DISCOUNT) -> None:
         self.num_rounds = 0.0
         self._tokens = 0.0
-        self._seconds = 0.0
+        self._steps = 0.0
         self._discount = discount
 
     @property
-    def rate(self) -> float | None:
-        """Tokens per row and second, None before the first round."""
-        return self._tokens / self._seconds if self._seconds > 0 else None
+    def speed(self) -> float | None:
+        """Tokens per row and plain step's time, None before the first round."""
+        return self._tokens / self._steps if self._steps > 0 else None
 
-    def add(self, tokens: float, seconds: float) -> None:
-        """Enter a round: what each row got, and how long it took."""
+    def add(self, tokens: float, steps: float) -> None:
+        """Enter a round: what each row got, and how long it took in plain steps of that time and batch size."""
         self.num_rounds = self._discount * self.num_rounds + 1.0
         self._tokens = self._discount * self._tokens + tokens
-        self._seconds = self._discount * self._seconds + seconds
+        self._steps = self._discount * self._steps + steps

@@ -282,16 +282,28 @@ def test_a_probe_that_finds_a_good_draft_switches_on() -> None:
     assert run(controller, always(0.95), 30, READING)[-1] > 2
 
 
-def test_a_probe_does_not_switch_on_for_a_gain_that_catching_up_would_eat() -> None:
+def test_a_text_that_is_nearly_written_is_not_worth_reading_for_the_draft() -> None:
+    controller = AdaptiveDraftLength()
+    run(controller, always(0.9), 40, READING)
+    # Reading 5000 tokens takes as long as four plain steps.
     for remaining, is_worth_it in ((3, False), (200, True)):
-        controller = off()
-        plain_steps_until_probe(controller)
-        controller.next_num_draft_tokens(
-            Outlook(limit=2, reads_confidence=True, num_remaining_tokens=remaining, num_unread_tokens=5000)
-        )
+        outlook = Outlook(limit=2, reads_confidence=True, num_remaining_tokens=remaining, num_unread_tokens=5000)
+        assert (controller.next_num_draft_tokens(outlook) > 0) is is_worth_it
+    outlook = Outlook(limit=2, reads_confidence=True, num_remaining_tokens=3)
+    assert controller.next_num_draft_tokens(outlook) == 2
+
+
+@pytest.mark.parametrize("is_lockstep", [False, True])
+@pytest.mark.parametrize("reads", [False, True])
+def test_after_a_good_probe_it_stays_on(reads: bool, is_lockstep: bool) -> None:
+    outlook = Outlook(limit=16, reads_confidence=reads, is_lockstep=is_lockstep)
+    controller = AdaptiveDraftLength()
+    assert run(controller, always(0.0), 60, outlook)[-10:] == [0] * 10
+    for _ in range(40):
+        controller.next_num_draft_tokens(outlook)
         controller.observe(record(0))
-        controller.observe_probe(probe(0.95, seconds=0.9))
-        assert (controller.next_num_draft_tokens(READING) > 0) is is_worth_it
+    controller.observe_probe(probe(0.95))
+    assert 0 not in run(controller, always(0.95), 60, outlook)
 
 
 def test_probes_take_at_most_their_share_of_the_time() -> None:
