@@ -21,9 +21,9 @@ class Hints:
     """See `AdaptiveDraftLength.hints`."""
 
     survival: tuple[float, ...] = ()
-    # A draft is mostly right more often than it is sure, and how much its confidence tells is to be learned.
-    confidence: tuple[float, float] = (0.5, 1.0)
-    next_confidence: tuple[float, float] = (0.3, 0.8)
+    # How much a draft's confidence tells is to be learned.
+    confidence: tuple[float, float, float] = (0.2, 0.0, 0.0)
+    next_confidence: tuple[float, float, float] = (0.1, 0.0, 0.0)
     cost_ratio: float | None = None
 
 
@@ -49,7 +49,7 @@ def checked_hints(hints: Mapping[str, Any] | None) -> Hints:
         values["survival"] = _survival(hints["survival"])
     for name in ("confidence", "next_confidence"):
         if hints.get(name) is not None:
-            values[name] = _numbers(name, hints[name], 2, -LARGEST_PARAMETER, LARGEST_PARAMETER)
+            values[name] = _numbers(name, hints[name], 3, -LARGEST_PARAMETER, LARGEST_PARAMETER)
     if hints.get("cost_ratio") is not None:
         values["cost_ratio"] = _numbers("cost_ratio", [hints["cost_ratio"]], 1, 0.0, LARGEST_COST_RATIO)[0]
     return Hints(**values)

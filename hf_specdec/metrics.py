@@ -328,7 +328,8 @@ class SpeculationStats:
                 f"({self.tokens_per_second:.1f} tokens/s), the first after {self.time_to_first_token_seconds:.2f} s",
                 f"{self.num_accepted_tokens} of {self.num_draft_tokens} draft tokens accepted "
                 f"({self.acceptance_rate:.0%}), {self.mean_acceptance_length:.2f} tokens per row and round, "
-                f"{self.num_rounds} rounds",
+                f"{self.num_rounds} rounds"
+                + (f" ({self.num_plain_steps} without a draft)" if self.num_plain_steps else ""),
                 f"draft {self.draft_seconds:.2f} s, verify {self.verify_seconds:.2f} s, "
                 f"overhead {self.overhead_seconds:.2f} s",
                 f"{self.lane} lane, {self.verification} verification" + (", lockstep" if self.is_lockstep else ""),

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hf_specdec.config import LONGEST_ADAPTIVE_DRAFT
@@ -12,7 +11,8 @@ from hf_specdec.controller.costs import Costs
 from hf_specdec.controller.gains import SLOW_DISCOUNT, Gain
 from hf_specdec.controller.ledger import Ledger, Progress
 from hf_specdec.controller.protocol import Outlook
-from hf_specdec.controller.survival import DISCOUNT, Calibration, Survival
+from hf_specdec.controller.stopping import InRoundStop
+from hf_specdec.controller.survival import DISCOUNT, Survival
 from hf_specdec.hints import checked_hints
 from hf_specdec.metrics import ProbeRecord, RoundRecord
 
@@ -25,7 +25,7 @@ FIRST_LENGTH = 4
 FIRST_PLAIN_STEPS = 2
 # Over n rounds of a row drafting must lag plain decoding by this / √n before it goes off: the gain of a single round
 # varies by about that much, so smaller lags are noise, and being off wrongly costs more than being on so little wrong.
-DOUBT = 0.4
+DOUBT = 0.5
 # Rounds that draft before it may go off because of what they took, and because of what they gave: first passes of a
 # model are slow, and the first estimates with them.
 FEWEST_TIMED = 3
@@ -44,12 +44,8 @@ PROBE_SHARE = 0.015
 # Where no probe is worth its time, because catching up takes long or the draft could not pay if everything were
 # accepted, drafting is tried again after so many plain steps: times change, and off for good would be wrong.
 RETRIAL_AFTER = 2000
-# Per round; more rows than that say the same.
-MOST_LABELS = 32
 # In seconds; clocks can stand still.
 SHORTEST = 1e-9
-# Its multiples are spread evenly over 0..1.
-GOLDEN_RATIO = 0.618
 
 
 class AdaptiveDraftLength:
@@ -81,9 +77,7 @@ class AdaptiveDraftLength:
     def __init__(self, hints: Mapping[str, Any] | None = None) -> None:
         known = checked_hints(hints)
         self._survival = Survival(MAX_DRAFT_TOKENS, known.survival)
-        # Of the token just drafted, and of the one to come after it.
-        self._this = Calibration(*known.confidence)
-        self._next = Calibration(*known.next_confidence)
+        self._stop = InRoundStop(known.confidence, known.next_confidence)
         self._cost_ratio = known.cost_ratio
         self._costs: dict[int, Costs] = {}
         self._ledger = Ledger()
@@ -99,8 +93,6 @@ class AdaptiveDraftLength:
         self._plain_steps_since_probe = 0
         self._probe_after = FIRST_PROBE_AFTER
         self._outlook = Outlook(limit=0)
-        self._chances: list[float] = []
-        self._num_drafted = 0
 
     # ---- questions -------------------------------------------------------------------------------------------------
 
@@ -126,8 +118,7 @@ class AdaptiveDraftLength:
     def next_num_draft_tokens(self, outlook: Outlook) -> int:
         """Return the most tokens the coming round may draft; 0 asks for a plain decoding step."""
         self._outlook = outlook
-        self._num_drafted = 0
-        self._chances = [1.0] * outlook.num_rows
+        self._stop.start_round(outlook.num_rows)
         if outlook.limit < 1:
             return 0
         costs = self._costs_of(outlook)
@@ -142,22 +133,14 @@ class AdaptiveDraftLength:
         if not self._is_on or not self._is_worth_reading(outlook):
             return 0
         if outlook.reads_confidence:
+            self._prepare_to_stop(outlook)
             return min(MAX_DRAFT_TOKENS, outlook.limit)
         self._choose_length(outlook)
         return min(self._length, outlook.limit)
 
     def goes_on(self, confidences: Sequence[float]) -> bool:
         """Say whether one more draft token is expected to give more per second than the average does."""
-        self._num_drafted += 1
-        expected = []
-        for row, confidence in enumerate(confidences):
-            self._chances[row] *= self._this.probability(confidence)
-            expected.append(self._chances[row] * self._next.probability(confidence))
-        costs = self._costs_of(self._outlook)
-        if not costs.are_known or not expected:
-            return True
-        gain = math.prod(expected) if self._outlook.is_lockstep else sum(expected) / len(expected)
-        return gain > self._rate(self._outlook) * costs.one_more(self._num_drafted)
+        return not self._costs_of(self._outlook).are_known or self._stop.goes_on(confidences)
 
     # ---- answers ---------------------------------------------------------------------------------------------------
 
@@ -177,7 +160,7 @@ class AdaptiveDraftLength:
         labels = self._merged(record.survival)
         if labels:
             self._survival.observe(labels)
-            self._learn_confidence(record.survival, record.confidences)
+            self._stop.learn(self._survival.hazards(), record.survival, record.confidences)
             self._note_gain(record, labels, costs)
         if plain is not None:
             self._ledger.charge(record.round_seconds, self._progress.add(record), plain)
@@ -202,9 +185,10 @@ class AdaptiveDraftLength:
     def hints(self) -> dict[str, Any]:
         """Return what was learned about the pair, as JSON types.
 
-        Keys: `survival` (S_1, S_2, …), `confidence` and `next_confidence` (weight and bias of the two calibrations),
-        `cost_ratio` (a draft step / a plain step, None if unknown) and `num_draft_tokens` (the length with the highest
-        expected speed, 0 where that is plain decoding). Times themselves are left out: they belong to one machine.
+        Keys: `survival` (S_1, S_2, …), `confidence` and `next_confidence` (weight, bias and center of the two
+        calibrations), `cost_ratio` (a draft step / a plain step, None if unknown) and `num_draft_tokens` (the length
+        with the highest expected speed, 0 where that is plain decoding). Times themselves are left out: they belong to
+        one machine.
         """
         costs = self._costs_of(self._outlook)
         ratio = self._cost_ratio
@@ -212,8 +196,7 @@ class AdaptiveDraftLength:
             ratio = costs.draft_step / costs.plain
         return {
             "survival": [round(value, 4) for value in self._survival.curve(MAX_DRAFT_TOKENS)],
-            "confidence": [round(self._this.weight, 4), round(self._this.bias, 4)],
-            "next_confidence": [round(self._next.weight, 4), round(self._next.bias, 4)],
+            **self._stop.hints(),
             "cost_ratio": None if ratio is None else round(ratio, 4),
             "num_draft_tokens": self._best_length(self._outlook)[0] if costs.are_known and self._is_on else 0,
         }
@@ -235,6 +218,11 @@ class AdaptiveDraftLength:
             self._gain, self._slow_gain = Gain(), Gain(SLOW_DISCOUNT)
             self._plain_steps_since_probe = 0
             self._is_on = True
+
+    def _prepare_to_stop(self, outlook: Outlook) -> None:
+        costs, rate = self._costs_of(outlook), self._rate(outlook)
+        seconds = [costs.round(length) for length in range(1, MAX_DRAFT_TOKENS + 1)]
+        self._stop.prepare(self._survival.hazards(), seconds, rate, is_lockstep=outlook.is_lockstep)
 
     def _loses(self, outlook: Outlook) -> bool:
         """Return whether plain decoding is faster: clearly so of late, or by however little over a longer time."""
@@ -259,8 +247,10 @@ class AdaptiveDraftLength:
         if not outlook.num_unread_tokens or outlook.num_remaining_tokens is None:
             return True
         costs = self._costs_of(outlook)
-        saved = outlook.num_remaining_tokens * ((costs.plain or 0.0) - 1 / self._drafting_rate(outlook))
-        return saved > costs.catch_up(outlook.num_unread_tokens)
+        plain = costs.plain or 0.0
+        # Also where drafting does not pay at the moment it must go on being tried, as long as that is cheap.
+        saved = max(plain - 1 / self._drafting_rate(outlook), PROBE_SHARE * plain)
+        return costs.catch_up(outlook.num_unread_tokens) <= outlook.num_remaining_tokens * saved
 
     def _could_pay(self, outlook: Outlook) -> bool:
         """Return whether drafting would pay if everything were accepted."""
@@ -309,54 +299,15 @@ class AdaptiveDraftLength:
             return [[math.prod(column) for column in zip(*rows, strict=True)]]
         return list(rows)
 
-    def _learn_confidence(
-        self, survival: Sequence[Sequence[float]], confidences_of_rows: Sequence[Sequence[float]]
-    ) -> None:
-        num_labels = 0
-        for labels, confidences in zip(survival, confidences_of_rows, strict=False):
-            reached = 1.0
-            for position, (label, confidence) in enumerate(zip(labels, confidences, strict=False)):
-                if reached > 0:
-                    self._this.observe(confidence, label / reached, reached)
-                if label > 0 and position + 1 < len(labels):
-                    self._next.observe(confidence, labels[position + 1] / label, label)
-                reached = label
-            num_labels += len(labels)
-            if num_labels >= MOST_LABELS:
-                return
-
     def _learn_from_text(self, probe: ProbeRecord) -> None:
         """Learn from a probe what rounds would have taught, and what they would have given."""
-        for chances, confidences in zip(probe.agreement, probe.confidences, strict=False):
-            for chance, confidence in zip(chances, confidences, strict=False):
-                self._this.observe(confidence, chance)
-            for confidence, (chance, following) in zip(confidences, pairwise(chances), strict=False):
-                self._next.observe(confidence, following, chance)
+        self._stop.learn_from_text(self._survival.hazards(), probe.agreement, probe.confidences)
         if self._outlook.is_lockstep or not self._outlook.reads_confidence:
             return
+        self._prepare_to_stop(self._outlook)
         for chances, confidences in zip(probe.agreement, probe.confidences, strict=True):
-            for tokens, num_drafted in self._rounds_over(chances, confidences):
+            for tokens, num_drafted in self._stop.rounds_over(chances, confidences):
                 self._enter_gain(tokens, self._costs_of(self._outlook).round(num_drafted))
-
-    def _rounds_over(self, chances: Sequence[float], confidences: Sequence[float]) -> Iterator[tuple[float, int]]:
-        """Yield the expected tokens and the draft tokens of the rounds that would have gone over this text."""
-        costs, rate = self._costs_of(self._outlook), self._rate(self._outlook)
-        start, luck = 0, 0.0
-        while start < len(chances):
-            tokens, survival, belief, accepted, drafted = 1.0, 1.0, 1.0, 0, 0
-            # Evenly spread instead of random, so that the same probe always gives the same.
-            luck = (luck + GOLDEN_RATIO) % 1.0
-            for chance, confidence in zip(chances[start:], confidences[start:], strict=False):
-                drafted += 1
-                survival *= chance
-                tokens += survival
-                accepted += survival > luck
-                belief *= self._this.probability(confidence)
-                goes_on = belief * self._next.probability(confidence) > rate * costs.one_more(drafted)
-                if drafted == MAX_DRAFT_TOKENS or not goes_on:
-                    break
-            yield tokens, drafted
-            start += accepted + 1
 
     def _note_gain(self, record: RoundRecord, labels: list[Sequence[float]], costs: Costs) -> None:
         self._replayed, self._flushes = DISCOUNT * self._replayed, DISCOUNT * self._flushes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 # How much an observation still counts one round later: about the last 33 rounds matter.
 DISCOUNT = 0.97
@@ -38,6 +39,11 @@ class Survival:
     def hazard(self) -> float:
         """The probability of a draft token to be accepted when the ones before it were."""
         return self._survived / self._reached if self._reached > 0 else FIRST_HAZARD
+
+    def hazards(self) -> list[float]:
+        """Return for each position the probability of its token to be accepted when the ones before it were."""
+        curve = [1.0, *self.curve(len(self._sums))]
+        return [later / earlier if earlier > 0 else 0.0 for earlier, later in pairwise(curve)]
 
     def curve(self, length: int) -> list[float]:
         """Return S_1 … S_length, which never rises."""
@@ -103,44 +109,46 @@ class Survival:
 
 
 class Calibration:
-    """Turns the draft's confidence into a probability: a logistic curve, fitted as labels come in.
+    """Corrects a probability by the draft's confidence, as far as that has turned out to say anything.
 
-    Newton's method on a discounted likelihood; two parameters, a few rounds suffice.
+    log-odds = those of the uncorrected probability + weight · (log-odds of the confidence − center) + bias, fitted by
+    Newton's method on a discounted likelihood as labels come in; `center` is the mean log-odds of the confidence.
     """
 
-    def __init__(self, weight: float, bias: float) -> None:
-        """Start from the curve logistic(weight · log-odds of the confidence + bias)."""
+    def __init__(self, weight: float, bias: float, center: float) -> None:
+        """Start from a known curve."""
         self.weight = weight
         self.bias = bias
-        # The prior's curvature: as strong as a few labels.
-        self._curvature = [2.0, 0.0, 1.0]
+        self.center = center
+        self._curvature = (PRIOR_CURVATURE, PRIOR_CURVATURE)
 
-    def probability(self, confidence: float) -> float:
+    def probability(self, confidence: float, uncorrected: float) -> float:
         """Return the probability that goes with a largest draft probability of `confidence`."""
-        return _logistic(self.weight * log_odds(confidence) + self.bias)
+        feature = log_odds(confidence) - self.center
+        return _logistic(log_odds(uncorrected) + self.weight * feature + self.bias)
 
-    def observe(self, confidence: float, label: float, importance: float = 1.0) -> None:
+    def observe(self, confidence: float, uncorrected: float, label: float, importance: float = 1.0) -> None:
         """Learn that something of this confidence came true with probability `label`."""
         if importance <= 0.0:
             return
-        feature = log_odds(confidence)
-        predicted = _logistic(self.weight * feature + self.bias)
+        self.center += CENTER_STEP * importance * (log_odds(confidence) - self.center)
+        feature = log_odds(confidence) - self.center
+        predicted = _logistic(log_odds(uncorrected) + self.weight * feature + self.bias)
         error = importance * (label - predicted)
         steepness = importance * max(predicted * (1 - predicted), 0.02)
-        own, mixed, bias = (CALIBRATION_DISCOUNT * value for value in self._curvature)
-        own, mixed, bias = own + steepness * feature * feature, mixed + steepness * feature, bias + steepness
-        # A floor under the determinant: equal confidences alone cannot tell the two parameters apart.
-        own, bias = max(own, LEAST_CURVATURE), max(bias, LEAST_CURVATURE)
-        self._curvature = [own, mixed, bias]
-        determinant = own * bias - mixed * mixed + LEAST_CURVATURE
-        self.weight += (bias * feature - mixed) * error / determinant
-        self.bias += (own - mixed * feature) * error / determinant
-        self.weight = min(max(self.weight, -LARGEST_PARAMETER), LARGEST_PARAMETER)
-        self.bias = min(max(self.bias, -LARGEST_PARAMETER), LARGEST_PARAMETER)
+        # The feature is centred, so the two parameters hardly disturb each other and each has its own step.
+        own, bias = (CALIBRATION_DISCOUNT * value for value in self._curvature)
+        own, bias = own + steepness * feature * feature, bias + steepness
+        self._curvature = (max(own, LEAST_CURVATURE), max(bias, LEAST_CURVATURE))
+        self.weight = _bounded(self.weight + error * feature / self._curvature[0])
+        self.bias = _bounded(self.bias + error / self._curvature[1])
 
 
 CALIBRATION_DISCOUNT = 0.995
-LEAST_CURVATURE = 0.5
+CENTER_STEP = 0.02
+# So strong that a few dozen labels must agree before confidence has a say.
+PRIOR_CURVATURE = 8.0
+LEAST_CURVATURE = 4.0
 LARGEST_PARAMETER = 8.0
 LARGEST_LOG_ODDS = 6.0
 
@@ -159,3 +167,7 @@ def _logistic(value: float) -> float:
         odds = math.exp(value)
         return odds / (1.0 + odds)
     return 1.0 / (1.0 + math.exp(-value))
+
+
+def _bounded(parameter: float) -> float:
+    return min(max(parameter, -LARGEST_PARAMETER), LARGEST_PARAMETER)

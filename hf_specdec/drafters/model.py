@@ -257,4 +257,4 @@ class ModelDrafter:
 
 def _confidence(scores: Tensor, law: Tensor | None) -> Tensor:
     """Return the largest probability `[B]` of the law behind scores `[B, V]`."""
-    return (scores.softmax(dim=-1) if law is None else law).amax(dim=-1)
+    return (scores.amax(dim=-1) - scores.logsumexp(dim=-1)).exp() if law is None else law.amax(dim=-1)

@@ -26,6 +26,10 @@ Glossary; the code uses these words and no others:
 - lossless: the output's law is the target's law; without sampling, the same tokens.
 - pairing, `DraftPairing`: a published record of target, draft and settings.
 - controller, `DraftLengthController`: chooses K for the next round.
+- plain step: a round with K = 0, which is plain decoding.
+- catch up: the draft reads committed tokens that it did not draft itself, the prompt included.
+- probe: the draft judges the tokens of the latest plain steps, to see what drafting would have given.
+- survival, S_j: the probability that at least the first j draft tokens are accepted.
 - cost ratio: time of a draft step / time of a target forward.
 
 Shapes: B rows, K draft tokens, V vocabulary, L committed length, T tokens emitted this round; always in the order

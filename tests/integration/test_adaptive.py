@@ -18,6 +18,7 @@ import torch
 from integration.comparing import EVERY_OUTCOME, KINDS, assert_same_ids, outcomes_of, plain, prompts
 from integration.harness import PROMPT, admit, failing, prompts_of, spoiled, state_of, token_after, watched
 from transformers import LlamaForCausalLM, LogitsProcessor, PreTrainedModel
+from zoo.conditional import build_conditional
 
 import hf_specdec
 import models
@@ -165,6 +166,22 @@ def test_recurrent_models(script: Any, steps: list[Any], batch: int, kind: str) 
         seen |= outcomes_of(controller.records)
         assert bool(controller.probes) == ("probe" in steps)
     assert seen >= (EVERY_OUTCOME if kind == "both" else {"none"})
+
+
+@pytest.mark.parametrize("steps", [SCRIPTS["long pauses"], SCRIPTS["probes"], [*[0] * 9, "probe", 2, 2]], ids=str)
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", ["t5", "whisper", "llava"])
+def test_drafts_that_read_more_than_text_can_start_late(name: str, batch: int, script: Any, steps: list[Any]) -> None:
+    example = build_conditional(name, batch=batch)
+    draft = models.build_noisy(example.model)
+    hf_specdec.enable(example.model)
+    wanted = plain(example.model, example.inputs, max_new_tokens=40)
+    controller = script(*steps)
+    output = generate(example.model, draft, example.inputs, max_new_tokens=40)
+    ids = output if isinstance(output, torch.Tensor) else output.sequences
+    assert_same_ids(ids, wanted)
+    assert any(record.num_draft_tokens for record in controller.records)
+    assert bool(controller.probes) == ("probe" in steps)
 
 
 @pytest.mark.parametrize("eos_after", [3, 11, 12, 17])
