@@ -25,6 +25,7 @@ class Hints:
     confidence: tuple[float, float, float] = (0.2, 0.0, 0.0)
     next_confidence: tuple[float, float, float] = (0.1, 0.0, 0.0)
     cost_ratio: float | None = None
+    num_draft_tokens: int = 0
 
 
 def checked_hints(hints: Mapping[str, Any] | None) -> Hints:
@@ -52,6 +53,8 @@ def checked_hints(hints: Mapping[str, Any] | None) -> Hints:
             values[name] = _numbers(name, hints[name], 3, -LARGEST_PARAMETER, LARGEST_PARAMETER)
     if hints.get("cost_ratio") is not None:
         values["cost_ratio"] = _numbers("cost_ratio", [hints["cost_ratio"]], 1, 0.0, LARGEST_COST_RATIO)[0]
+    if hints.get("num_draft_tokens") is not None:
+        values["num_draft_tokens"] = int(_numbers("num_draft_tokens", [hints["num_draft_tokens"]], 1, 0.0, 256.0)[0])
     return Hints(**values)
 
 

@@ -21,11 +21,13 @@ LENGTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)
 MAX_DRAFT_TOKENS = LONGEST_ADAPTIVE_DRAFT
 # To draft before the draft's own cost is known.
 FIRST_LENGTH = 4
+# In halves: a round may draft half as many again as the longest that was timed.
+STRETCH = 3
 # Plain steps before the first draft: without them there is nothing to compare with.
 FIRST_PLAIN_STEPS = 2
 # Over n rounds of a row drafting must lag plain decoding by this / √n before it goes off: the gain of a single round
 # varies by about that much, so smaller lags are noise, and being off wrongly costs more than being on so little wrong.
-DOUBT = 0.5
+DOUBT = 0.45
 # Rounds that draft before it may go off because of what they took, and because of what they gave: first passes of a
 # model are slow, and the first estimates with them.
 FEWEST_TIMED = 3
@@ -79,6 +81,7 @@ class AdaptiveDraftLength:
         self._survival = Survival(MAX_DRAFT_TOKENS, known.survival)
         self._stop = InRoundStop(known.confidence, known.next_confidence)
         self._cost_ratio = known.cost_ratio
+        self._known_length = known.num_draft_tokens
         self._costs: dict[int, Costs] = {}
         self._ledger = Ledger()
         self._progress = Progress()
@@ -132,11 +135,12 @@ class AdaptiveDraftLength:
         self._switch(outlook)
         if not self._is_on or not self._is_worth_reading(outlook):
             return 0
+        limit = min(outlook.limit, self._longest_yet(costs))
         if outlook.reads_confidence:
             self._prepare_to_stop(outlook)
-            return min(MAX_DRAFT_TOKENS, outlook.limit)
+            return limit
         self._choose_length(outlook)
-        return min(self._length, outlook.limit)
+        return min(self._length, limit)
 
     def goes_on(self, confidences: Sequence[float]) -> bool:
         """Say whether one more draft token is expected to give more per second than the average does."""
@@ -218,6 +222,11 @@ class AdaptiveDraftLength:
             self._gain, self._slow_gain = Gain(), Gain(SLOW_DISCOUNT)
             self._plain_steps_since_probe = 0
             self._is_on = True
+
+    def _longest_yet(self, costs: Costs) -> int:
+        """Return the most to draft: not much beyond what was timed, for times can jump where nobody has looked."""
+        known = max(FIRST_LENGTH, self._known_length, STRETCH * costs.longest_draft // 2)
+        return min(MAX_DRAFT_TOKENS, known)
 
     def _prepare_to_stop(self, outlook: Outlook) -> None:
         costs, rate = self._costs_of(outlook), self._rate(outlook)

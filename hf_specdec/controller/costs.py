@@ -85,6 +85,11 @@ class Costs:
             return self._cost_ratio * self.plain
         return None
 
+    @property
+    def longest_draft(self) -> int:
+        """The longest draft whose time was measured."""
+        return self._draft.longest
+
     def forget_draft(self) -> None:
         """Forget what drafting takes, so that it is measured again."""
         self._draft = Curve()

@@ -9,7 +9,7 @@ WINDOW = 15
 # In rounds; an estimate this old has outlived the context length or the load that it was measured under.
 LONGEST_AGE = 400
 # The straight line through all counts weighs as much as so many measurements of a single one.
-PULL = 4.0
+PULL = 3.0
 LONGEST_TABLE = 40
 
 
@@ -50,6 +50,11 @@ class Curve:
         self._now = 0
         self._table: list[float] = []
         self._table_slope: float | None = None
+
+    @property
+    def longest(self) -> int:
+        """The largest count that was measured, 0 without any."""
+        return max(self._samples, default=0)
 
     @property
     def is_empty(self) -> bool:

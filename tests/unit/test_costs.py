@@ -8,6 +8,7 @@ import pytest
 
 from hf_specdec.controller.costs import Costs
 from hf_specdec.controller.curves import LONGEST_AGE, Curve, Samples
+from hf_specdec.controller.stopping import InRoundStop, thresholds_of
 from hf_specdec.controller.survival import Calibration, Survival, log_odds
 from hf_specdec.metrics import RoundRecord
 
@@ -210,34 +211,77 @@ def test_text_read_by_a_probe_counts_from_every_token() -> None:
 
 def test_calibration_finds_the_curve_behind_the_labels() -> None:
     source = random.Random(0)
-    calibration = Calibration(0.5, 1.0)
-    for _ in range(2000):
+    calibration = Calibration(0.2, 0.0, 0.0)
+    truth = Calibration(1.5, 0.3, 0.0)
+    for _ in range(3000):
         confidence = source.uniform(0.05, 0.95)
-        truth = Calibration(2.0, -0.5).probability(confidence)
-        calibration.observe(confidence, float(source.random() < truth))
+        calibration.observe(confidence, 0.6, float(source.random() < truth.probability(confidence, 0.6)))
     for confidence in (0.2, 0.5, 0.8):
-        assert calibration.probability(confidence) == pytest.approx(
-            Calibration(2.0, -0.5).probability(confidence), abs=0.08
-        )
+        assert calibration.probability(confidence, 0.6) == pytest.approx(truth.probability(confidence, 0.6), abs=0.12)
 
 
-def test_calibration_learns_quickly_that_confidence_means_nothing() -> None:
-    calibration = Calibration(0.5, 1.0)
+def test_confidence_that_says_nothing_leaves_the_probability_alone() -> None:
+    calibration = Calibration(0.2, 0.0, 0.0)
     source = random.Random(1)
-    for _ in range(60):
-        calibration.observe(source.choice([0.1, 0.95]), float(source.random() < 0.9))
-    assert calibration.probability(0.1) > 0.7
-    assert calibration.probability(0.95) > 0.7
+    for _ in range(300):
+        calibration.observe(source.choice([0.1, 0.95]), 0.9, float(source.random() < 0.9))
+    assert calibration.probability(0.1, 0.9) == pytest.approx(0.9, abs=0.08)
+    assert calibration.probability(0.95, 0.9) == pytest.approx(0.9, abs=0.08)
+
+
+def test_a_few_labels_give_confidence_no_say() -> None:
+    calibration = Calibration(0.2, 0.0, 0.0)
+    for _ in range(3):
+        calibration.observe(0.9, 0.5, 1.0)
+        calibration.observe(0.1, 0.5, 0.0)
+    assert calibration.weight < 1.0
+    for _ in range(300):
+        calibration.observe(0.9, 0.5, 1.0)
+        calibration.observe(0.1, 0.5, 0.0)
+    assert calibration.weight > 1.0
 
 
 @pytest.mark.parametrize("confidence", [0.0, 1.0, float("nan"), 1e-30, 0.5])
 def test_calibration_stays_finite(confidence: float) -> None:
-    calibration = Calibration(1.0, 0.0)
+    calibration = Calibration(1.0, 0.0, 0.0)
     for _ in range(500):
-        calibration.observe(confidence, 1.0)
-        calibration.observe(confidence, 0.0, 0.0)
-    assert 0 <= calibration.probability(confidence) <= 1
+        calibration.observe(confidence, 0.5, 1.0)
+        calibration.observe(confidence, 0.5, 0.0, 0.0)
+    assert 0 <= calibration.probability(confidence, 0.5) <= 1
     assert abs(calibration.weight) <= 8
+    assert abs(calibration.bias) <= 8
+
+
+# ---- stopping inside a round ---------------------------------------------------------------------------------------
+
+
+def test_a_token_pays_from_its_share_of_a_second_on() -> None:
+    # A token takes 0.1 seconds more, and a second is worth 2 tokens.
+    assert thresholds_of([0.0] * 4, [1.0, 1.1, 1.2, 1.3], 2.0) == pytest.approx([0.2, 0.2, 0.2])
+
+
+def test_a_step_in_the_times_is_weighed_against_all_that_follows_it() -> None:
+    # The third token takes 0.4 seconds more, the two after it nothing: together they are worth it at 0.8 / 3.
+    thresholds = thresholds_of([1.0] * 5, [1.0, 1.0, 1.4, 1.4, 1.4], 2.0)
+    assert thresholds == pytest.approx([0.0, 0.8 / 3, 0.0, 0.0])
+
+
+@pytest.mark.parametrize(("is_lockstep", "goes_on"), [(False, True), (True, False)])
+def test_rows_count_as_their_mean_and_in_lockstep_as_their_product(is_lockstep: bool, goes_on: bool) -> None:
+    stop = InRoundStop((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    # Each row survives with 0.7 · 0.7 = 0.49, all three with 0.12.
+    stop.prepare([0.7, 0.7], [1.0, 1.15], 2.0, is_lockstep=is_lockstep)
+    stop.start_round(3)
+    assert stop.goes_on([0.5, 0.5, 0.5]) is goes_on
+
+
+def test_rounds_over_a_probed_text() -> None:
+    stop = InRoundStop((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+    # Always worth two tokens, never three.
+    stop.prepare([1.0, 1.0, 0.0], [1.0, 1.1, 2.0], 2.0)
+    rounds = list(stop.rounds_over([1.0, 1.0, 1.0, 0.0, 0.0, 1.0], [0.5] * 6))
+    # Two accepted and one more; none; none; the last one, where the text ends.
+    assert rounds == [(3.0, 2), (1.0, 2), (1.0, 2), (2.0, 1)]
 
 
 def test_log_odds_are_bounded() -> None:
