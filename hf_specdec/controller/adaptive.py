@@ -34,8 +34,10 @@ FEWEST_TIMED = 3
 FEWEST_JUDGED = 8
 # Another length, or switching on, must promise this much more: timings are no better than that.
 HYSTERESIS = 0.03
-# Rounds between two plain steps taken to measure them again.
+# Rounds between two plain steps taken to measure them again, at most, and at first as many as this for each plain step
+# so far: the first ones after a prompt are slow, and everything is compared with them.
 PLAIN_EVERY = 200
+PLAIN_EVERY_AT_FIRST = 4
 # Tokens between probes while drafting is off: doubled while they find nothing, as before on a new prompt.
 FIRST_PROBE_AFTER = 32
 LAST_PROBE_AFTER = 256
@@ -130,7 +132,7 @@ class AdaptiveDraftLength:
             return 0
         if not costs.are_known:
             return min(FIRST_LENGTH, outlook.limit)
-        if self._is_on and self._rounds_since_plain >= PLAIN_EVERY:
+        if self._is_on and self._rounds_since_plain >= min(PLAIN_EVERY, PLAIN_EVERY_AT_FIRST * costs.num_plain_steps):
             return 0
         self._switch(outlook)
         if not self._is_on or not self._is_worth_reading(outlook):

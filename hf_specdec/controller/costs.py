@@ -29,6 +29,7 @@ class Costs:
         """Start without samples; until a draft step was measured, it takes `cost_ratio` plain steps, if given."""
         self.plain_samples = Samples(PLAIN_WINDOW)
         self.num_draft_rounds = 0
+        self.num_plain_steps = 0
         self._catch_up_samples = Samples()
         self._draft = Curve()
         self._after_draft = Curve()
@@ -39,6 +40,8 @@ class Costs:
         """Return a first guess for another batch size: each median as a single sample, soon outvoted."""
         heir = Costs(self._now, self._cost_ratio)
         heir.num_draft_rounds = self.num_draft_rounds
+        # A plain step of its own is due soon.
+        heir.num_plain_steps = 1
         for own, inherited in (
             (heir.plain_samples, self.plain_samples),
             (heir._catch_up_samples, self._catch_up_samples),
@@ -53,6 +56,7 @@ class Costs:
         """Learn from a round."""
         self._now += 1
         if not record.num_draft_tokens:
+            self.num_plain_steps += 1
             if not record.num_replay_forwards:
                 self.plain_samples.add(self._now, record.round_seconds)
             return

@@ -31,10 +31,9 @@ class Drafted:
     confidences: list[list[float]] = field(default_factory=list)
 
 
-def draft(session: Session) -> Drafted:
+def draft(session: Session, outlook: Outlook) -> Drafted:
     """Ask the controller for K and let the drafter propose; whatever goes wrong there leaves a plain step."""
     drafted = Drafted()
-    outlook = look_ahead(session)
     num_draft_tokens = min(session.controller.next_num_draft_tokens(outlook), outlook.limit)
     drafter = session.drafter
     if drafter is not None and num_draft_tokens:
@@ -52,21 +51,20 @@ def draft(session: Session) -> Drafted:
     return drafted
 
 
-def probe_if_due(session: Session) -> None:
-    """Try the draft on the latest plain steps, where the controller asks for it."""
-    drafter = session.drafter
-    if drafter is None or not session.streak.length:
-        return
+def probe_if_due(session: Session) -> Outlook:
+    """Try the draft on the latest plain steps, where the controller asks for it, and return what it knows now."""
     outlook = look_ahead(session)
-    num_tokens = session.controller.num_probe_tokens(outlook)
-    if not num_tokens or session.drafter is None:
-        return
+    drafter = session.drafter
+    num_tokens = session.controller.num_probe_tokens(outlook) if outlook.num_shadow_tokens else 0
+    if not num_tokens or drafter is None:
+        return outlook
     try:
         _probe(session, drafter, num_tokens, outlook.num_unread_tokens)
     except DraftFailedError:
         raise
     except Exception as error:  # noqa: BLE001  whatever a draft does must not harm the answer
         session.stop_drafting(f"the draft failed ({type(error).__name__}: {error})", error)
+    return look_ahead(session)
 
 
 def look_ahead(session: Session) -> Outlook:

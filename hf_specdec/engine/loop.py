@@ -51,10 +51,10 @@ def _decode(request: Request) -> Any:
 
 def run_round(session: Session) -> None:
     """Run one round and account for it."""
-    probe_if_due(session)
+    outlook = probe_if_due(session)
     stopwatch, sequences = session.stopwatch, session.sequences
     started = stopwatch.mark()
-    drafted = draft(session)
+    drafted = draft(session, outlook)
     proposal = drafted.proposal
     proposed = stopwatch.mark()
     assert session.lane is not None, "the prefill opens the lane"
