@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from math import isfinite
 from typing import Any
 
 from hf_specdec.errors import InvalidConfigError
@@ -82,4 +81,5 @@ def _numbers(name: str, value: Any, length: int | None, low: float, high: float)
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+    # NaN differs from itself; what is infinite fails the bounds.
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value

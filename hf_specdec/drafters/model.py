@@ -165,6 +165,9 @@ class ModelDrafter:
 
     def rows_left(self, kept: Sequence[int]) -> None:
         """Drop the rows that finished."""
+        if self.attention_mask is not None:
+            # The prompt may be read only after they have gone.
+            self.attention_mask = self.attention_mask[torch.tensor(kept, device=self.attention_mask.device)]
         if self.lane is None:
             return
         self.lane.select_rows(torch.tensor(kept, device=self.lane.device))

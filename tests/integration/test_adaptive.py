@@ -122,6 +122,23 @@ def test_greedy_text_is_that_of_plain_decoding(
     assert seen >= EVERY_OUTCOME
 
 
+@pytest.mark.parametrize("steps", [[*[0] * 14, 3, 3], [*[0] * 14, "probe", 3]], ids=["draft", "probe"])
+def test_a_draft_that_starts_when_a_row_has_left(
+    target: LlamaForCausalLM, drafts: Drafts, script: Any, steps: list[Any]
+) -> None:
+    hf_specdec.enable(target)
+    inputs = prompts([3, 6, 5])
+    end = token_after(plain(target, inputs, max_new_tokens=60)[0], 4, 6)
+    wanted = plain(target, inputs, max_new_tokens=60, eos_token_id=end)
+    for draft in drafts.values():
+        controller = script(*steps)
+        output = generate(target, draft, inputs, max_new_tokens=60, eos_token_id=end)
+        assert_same_ids(output.sequences, wanted)
+        assert output.speculation.fallbacks == []
+        first = next(record for record in controller.records if record.num_draft_tokens)
+        assert len(first.rows) < 3
+
+
 class Harmless(LogitsProcessor):
     """Changes nothing, but must be called as in plain decoding."""
 

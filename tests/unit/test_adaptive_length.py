@@ -460,6 +460,8 @@ def test_hints_stay_what_they_are_while_the_pupil_learns() -> None:
         ({"next_confidence": [1.0, True, 0.0]}, "must be 3 number"),
         ({"cost_ratio": -0.1}, "between 0 and 100"),
         ({"cost_ratio": "cheap"}, "between 0 and 100"),
+        ({"cost_ratio": 10**400}, "between 0 and 100"),
+        ({"cost_ratio": float("inf")}, "between 0 and 100"),
         ({"num_draft_tokens": -1}, "between 0 and 256"),
     ],
 )
