@@ -40,7 +40,7 @@ class SpeculativeConfig:
 
     Args:
         num_draft_tokens: Tokens drafted per round (K), 1..256; or "auto", which chooses it anew for each round by what
-            was measured, 0 included, so that decoding is never slower than without a draft.
+            was measured, 0 included, where plain decoding is faster.
         verification: Rule that decides which draft tokens are kept when sampling. "block" never accepts fewer tokens on
             average than "token". Without sampling both are the same.
         strict: Raise if the draft fails, instead of warning once and finishing without it.
