@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 _DERIVED_NUMBERS = (
     "num_rounds",
@@ -42,8 +42,23 @@ _DERIVED_NUMBERS = (
 )
 
 
+class _Record:
+    """What records share: the way to JSON types and back."""
+
+    __slots__ = ()
+
+    def to_dict(self: Any) -> dict[str, Any]:
+        """Return the fields as JSON types (tuples become lists)."""
+        return {name: _as_lists(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Build a record from what `to_dict` returned; keys of later versions are ignored."""
+        return cls(**{name: _as_tuples(value) for name, value in values.items() if name in cls.__slots__})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RoundRecord:
+class RoundRecord(_Record):
     """One round: what was drafted, accepted and committed, and how long it took.
 
     The per-row tuples all have one entry per row that took part, in the order of `rows`.
@@ -103,18 +118,9 @@ class RoundRecord:
         """Time of the round outside draft and target, never below 0."""
         return max(0.0, self.round_seconds - self.catch_up_seconds - self.draft_seconds - self.verify_seconds)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON types (tuples become lists)."""
-        return {name: _as_lists(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "RoundRecord":
-        """Build a record from what `to_dict` returned; keys of later versions are ignored."""
-        return cls(**{name: _as_tuples(value) for name, value in values.items() if name in cls.__slots__})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRecord:
+class ProbeRecord(_Record):
     """What the draft would have been worth while it was off: one forward of it over text that is already there.
 
     Attributes:
@@ -132,15 +138,6 @@ class ProbeRecord:
     confidences: tuple[tuple[float, ...], ...]
     num_caught_up_tokens: int
     seconds: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON types (tuples become lists)."""
-        return {name: _as_lists(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "ProbeRecord":
-        """Build a record from what `to_dict` returned; keys of later versions are ignored."""
-        return cls(**{name: _as_tuples(value) for name, value in values.items() if name in cls.__slots__})
 
 
 @dataclass(slots=True, kw_only=True)

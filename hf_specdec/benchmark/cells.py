@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec.benchmark.demo_pair import Run, Times, methods
 from hf_specdec.demo import DEMO_PROMPTS, DemoPair, widen
-from hf_specdec.metrics import SpeculationStats
+from hf_specdec.metrics import SpeculationStats, added_up
 
 PLAIN = "plain"
 PLAIN_AGAIN = "plain again"
@@ -164,44 +164,22 @@ def _run_with(pair: DemoPair, settings: dict[str, Any], **keywords: Any) -> Run:
     return methods(pair, [], [], {**settings, **keywords})[PLAIN]
 
 
-@dataclass(slots=True)
-class Tally:
-    """What a method's calls did, added up."""
-
-    lengths: list[int] = field(default_factory=list)
-    num_row_rounds: int = 0
-    num_accepted: int = 0
-    num_probes: int = 0
-    probe_seconds: float = 0.0
-    draft_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    fallbacks: set[str] = field(default_factory=set)
-
-    def add(self, stats: SpeculationStats) -> None:
-        """Add one call."""
-        self.lengths += stats.draft_lengths
-        self.num_row_rounds += sum(len(record.rows) for record in stats.rounds)
-        self.num_accepted += stats.num_accepted_tokens
-        self.num_probes += len(stats.probes)
-        self.probe_seconds += stats.probe_seconds
-        self.draft_seconds += stats.draft_seconds
-        self.verify_seconds += stats.verify_seconds
-        self.fallbacks |= set(stats.fallbacks)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return averages as JSON types; times in milliseconds, lengths in tokens."""
-        num_rounds, num_drafting = len(self.lengths), sum(length > 0 for length in self.lengths)
-        return {
-            "num_rounds": num_rounds,
-            "mean_draft_length": _ratio(sum(self.lengths), num_drafting),
-            "plain_step_share": _ratio(num_rounds - num_drafting, num_rounds),
-            "mean_acceptance_length": round(1 + _ratio(self.num_accepted, self.num_row_rounds), 4),
-            "num_probes": self.num_probes,
-            "probe_milliseconds": _ratio(1e3 * self.probe_seconds, self.num_probes),
-            "draft_step_milliseconds": _ratio(1e3 * self.draft_seconds, sum(self.lengths)),
-            "verify_milliseconds": _ratio(1e3 * self.verify_seconds, num_rounds),
-            "fallbacks": sorted(self.fallbacks),
-        }
+def deeds_of(calls: Sequence[SpeculationStats]) -> dict[str, Any]:
+    """Return what a method's calls did, on average, as JSON types; times in milliseconds, lengths in tokens."""
+    stats = added_up(calls) if calls else SpeculationStats()
+    num_drafting = stats.num_rounds - stats.num_plain_steps
+    num_steps = sum(stats.draft_lengths)
+    return {
+        "num_rounds": stats.num_rounds,
+        "mean_draft_length": _ratio(num_steps, num_drafting),
+        "plain_step_share": _ratio(stats.num_plain_steps, stats.num_rounds),
+        "mean_acceptance_length": round(stats.mean_acceptance_length, 4),
+        "num_probes": len(stats.probes),
+        "probe_milliseconds": _ratio(1e3 * stats.probe_seconds, len(stats.probes)),
+        "draft_step_milliseconds": _ratio(1e3 * stats.draft_seconds, num_steps),
+        "verify_milliseconds": _ratio(1e3 * stats.verify_seconds, stats.num_rounds),
+        "fallbacks": sorted(set(stats.fallbacks)),
+    }
 
 
 def _ratio(numerator: float, denominator: float) -> float:
@@ -214,7 +192,7 @@ class Measured:
 
     times: list[Times] = field(default_factory=list)
     num_differing_outputs: int = 0
-    tally: Tally = field(default_factory=Tally)
+    calls: list[SpeculationStats] = field(default_factory=list)
 
     def to_dict(self, *, is_greedy: bool) -> dict[str, Any]:
         """Return it as JSON types; times in seconds."""
@@ -224,8 +202,8 @@ class Measured:
         }
         if is_greedy:
             values["num_differing_outputs"] = self.num_differing_outputs
-        if self.tally.lengths or self.tally.fallbacks:
-            values["speculation"] = self.tally.to_dict()
+        if self.calls:
+            values["speculation"] = deeds_of(self.calls)
         return values
 
 
@@ -270,4 +248,4 @@ def _pass_through(runs: Mapping[str, Run], encoded: Any, seed: int, measured: Ma
             plain_ids = ids
         own.num_differing_outputs += not torch.equal(ids, plain_ids)
         if not isinstance(output, torch.Tensor):
-            own.tally.add(output.speculation)
+            own.calls.append(output.speculation)

@@ -108,17 +108,18 @@ class AdaptiveDraftLength:
 
     def num_probe_tokens(self, outlook: Outlook) -> int:
         """Return over how many of the latest tokens per row to try the draft; 0 while drafting is on."""
+        num_tokens = min(outlook.num_shadow_tokens, MOST_PROBED_TOKENS)
+        # Asked before every plain step, so what is quickly known comes first.
+        if self._is_on or self._plain_steps_since_probe < self._probe_after:
+            return 0
+        if outlook.limit < 1 or num_tokens < FEWEST_PROBED_TOKENS:
+            return 0
         costs = self._costs_of(outlook)
         plain = costs.plain
-        num_tokens = min(outlook.num_shadow_tokens, MOST_PROBED_TOKENS)
-        if self._is_on or plain is None or outlook.limit < 1 or num_tokens < FEWEST_PROBED_TOKENS:
+        if plain is None or not self._ledger.is_open(plain) or not self._could_pay(outlook):
             return 0
-        if not self._could_pay(outlook) or not self._ledger.is_open(plain):
-            return 0
-        seconds = costs.catch_up(outlook.num_unread_tokens)
-        is_due = self._plain_steps_since_probe >= self._probe_after
-        is_cheap = seconds <= PROBE_SHARE * self._plain_steps_since_probe * plain
-        return num_tokens if is_due and is_cheap else 0
+        is_cheap = costs.catch_up(outlook.num_unread_tokens) <= PROBE_SHARE * self._plain_steps_since_probe * plain
+        return num_tokens if is_cheap else 0
 
     def next_num_draft_tokens(self, outlook: Outlook) -> int:
         """Return the most tokens the coming round may draft; 0 asks for a plain decoding step."""

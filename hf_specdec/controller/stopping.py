@@ -67,11 +67,6 @@ class InRoundStop:
         self._num_drafted = 0
         self._chances = [1.0] * num_rows
 
-    @property
-    def num_drafted(self) -> int:
-        """Tokens drafted so far in this round."""
-        return self._num_drafted
-
     def goes_on(self, confidences: Sequence[float]) -> bool:
         """Say, after a draft step, whether to take another."""
         position = self._num_drafted

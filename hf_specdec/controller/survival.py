@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from operator import mul
+
+from hf_specdec.hints import LARGEST_PARAMETER
 
 # How much an observation still counts one round later: about the last 33 rounds matter.
 DISCOUNT = 0.97
@@ -12,8 +15,6 @@ DISCOUNT = 0.97
 FIRST_HAZARD = 0.7
 # … which weighs as much as so many rounds.
 FIRST_WEIGHT = 3.0
-# Estimates never count for less than this many rounds: then the oldest go on counting.
-MOST_CONFIDENT = 6.0
 
 
 class Survival:
@@ -60,15 +61,7 @@ class Survival:
         share = 1.0 / len(labels)
         hazard = self.hazard
         for row in labels:
-            reached = 1.0
-            for position in range(len(self._sums)):
-                if position < len(row):
-                    self._reached += share * reached
-                    self._survived += share * row[position]
-                    reached = row[position]
-                else:
-                    reached *= hazard
-                self._sums[position] += share * reached
+            self._enter(row, share, hazard)
         self._weight += 1.0
 
     def observe_text(self, agreement: Sequence[Sequence[float]]) -> None:
@@ -86,16 +79,16 @@ class Survival:
         self._fade(DISCOUNT**num_rounds)
         share = (1 - DISCOUNT**num_rounds) / (1 - DISCOUNT) / len(starts)
         for start in starts:
-            self._observe_start(start, share)
+            self._enter(list(accumulate(start, mul)), share, self.hazard)
         self._weight += share * len(starts)
 
-    def _observe_start(self, chances: Sequence[float], share: float) -> None:
-        hazard = self.hazard
+    def _enter(self, labels: Sequence[float], share: float, hazard: float) -> None:
+        """Add one draft's labels, continued by `hazard`; it counts as `share` of a round."""
         reached = 1.0
         for position in range(len(self._sums)):
-            if position < len(chances):
+            if position < len(labels):
                 self._reached += share * reached
-                reached *= chances[position]
+                reached = labels[position]
                 self._survived += share * reached
             else:
                 reached *= hazard
@@ -133,7 +126,7 @@ class Calibration:
             return
         self.center += CENTER_STEP * importance * (log_odds(confidence) - self.center)
         feature = log_odds(confidence) - self.center
-        predicted = _logistic(log_odds(uncorrected) + self.weight * feature + self.bias)
+        predicted = self.probability(confidence, uncorrected)
         error = importance * (label - predicted)
         steepness = importance * max(predicted * (1 - predicted), 0.02)
         # The feature is centred, so the two parameters hardly disturb each other and each has its own step.
@@ -149,7 +142,6 @@ CENTER_STEP = 0.02
 # So strong that a few dozen labels must agree before confidence has a say.
 PRIOR_CURVATURE = 8.0
 LEAST_CURVATURE = 4.0
-LARGEST_PARAMETER = 8.0
 LARGEST_LOG_ODDS = 6.0
 
 

@@ -102,8 +102,6 @@ class ModelDrafter:
     def propose(self, num_draft_tokens: int, goes_on: Callable[[Tensor], bool] | None = None) -> Proposal:
         """Take up to `num_draft_tokens` steps, the first over all committed tokens that are still unread."""
         sequences = self.sequences
-        if self.lane is None:
-            self.catch_up()
         assert self.lane is not None, "catching up opens the lane"
         lengths = sequences.lengths
         self._proposed_at = lengths
@@ -160,7 +158,7 @@ class ModelDrafter:
     def commit(self, num_kept: Sequence[int]) -> None:
         """Roll back: the last drafted token was never fed, and rejected ones do not count."""
         for position, (row, kept) in enumerate(zip(self.sequences.rows, num_kept, strict=True)):
-            fed = self._proposed_at[position] + min(kept, max(self._num_proposed - 1, 0))
+            fed = self._proposed_at[position] + min(kept, self._num_proposed - 1)
             self._cached[position] = min(fed, self.sequences.length_of(row) - 1)
 
     def rows_left(self, kept: Sequence[int]) -> None:
@@ -202,7 +200,7 @@ class ModelDrafter:
         assert self.lane is not None, "the prefill opens the lane"
         self.lane.settle(min(self.sequences.lengths))
         span = self.sequences.span(-num_missing, num_tokens)
-        self.lane.forward(self._embeddable(self.sequences.read(span, num_tokens)), span, num_logits=1)
+        self._logits(self.sequences.read(span, num_tokens), span, 1)
         self._note_read(num_left)
 
     def _note_read(self, num_left: int) -> None:

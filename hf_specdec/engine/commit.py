@@ -66,6 +66,7 @@ def commit(
         token_ids=committed,
         survival=survival,
         is_broken=is_broken,
+        next_probs=acceptance.next_probs,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,7 +12,6 @@ import torch
 from hf_specdec.controller import FixedDraftLength, Outlook
 from hf_specdec.engine.session import Session
 from hf_specdec.engine.state import Drafter, Proposal
-from hf_specdec.errors import DraftFailedError
 from hf_specdec.metrics import ProbeRecord
 
 Tensor = torch.Tensor
@@ -38,7 +38,7 @@ def draft(session: Session, outlook: Outlook) -> Drafted:
     drafter = session.drafter
     if drafter is not None and num_draft_tokens:
         try:
-            drafted.num_caught_up = drafter.num_unread()
+            drafted.num_caught_up = outlook.num_unread_tokens
             if drafted.num_caught_up:
                 drafter.catch_up()
             drafted.caught_up = session.stopwatch.mark()
@@ -59,11 +59,17 @@ def probe_if_due(session: Session) -> Outlook:
     if not num_tokens or drafter is None:
         return outlook
     try:
-        _probe(session, drafter, num_tokens, outlook.num_unread_tokens)
-    except DraftFailedError:
-        raise
+        record = _probe(session, drafter, num_tokens, outlook.num_unread_tokens)
     except Exception as error:  # noqa: BLE001  whatever a draft does must not harm the answer
         session.stop_drafting(f"the draft failed ({type(error).__name__}: {error})", error)
+        return look_ahead(session)
+    if any(math.isnan(value) for row in record.agreement for value in row):
+        session.stop_drafting("the draft gave NaN or infinite logits")
+        return look_ahead(session)
+    # The drafter has read these tokens, and some cannot go back.
+    session.streak.clear()
+    session.stats.probes.append(record)
+    session.controller.observe_probe(record)
     return look_ahead(session)
 
 
@@ -129,7 +135,7 @@ def _watch(session: Session, drafted: Drafted, outlook: Outlook) -> Callable[[Te
     return goes_on
 
 
-def _probe(session: Session, drafter: Drafter, num_tokens: int, num_unread: int) -> None:
+def _probe(session: Session, drafter: Drafter, num_tokens: int, num_unread: int) -> ProbeRecord:
     started = session.stopwatch.mark()
     shadow = drafter.shadow(num_tokens)
     agreement = session.streak.agreement(shadow.probs)
@@ -138,17 +144,10 @@ def _probe(session: Session, drafter: Drafter, num_tokens: int, num_unread: int)
     ended = session.stopwatch.mark()
     counted = session.counted_positions()
     rows, confidences = ([tuple(part[position]) for position in counted] for part in values)
-    if any(value != value for row in rows for value in row):
-        session.stop_drafting("the draft gave NaN or infinite logits")
-        return
-    record = ProbeRecord(
+    return ProbeRecord(
         num_after_round=session.stats.num_rounds,
         agreement=tuple(rows),
         confidences=tuple(confidences),
         num_caught_up_tokens=max(num_unread, num_tokens),
         seconds=session.stopwatch.seconds(started, ended),
     )
-    # The drafter has read these tokens, and some cannot go back.
-    session.streak.clear()
-    session.stats.probes.append(record)
-    session.controller.observe_probe(record)

@@ -32,15 +32,14 @@ def lockstep_round(session: Session, proposal: Proposal | None) -> Committed:
     accepted = [0] * sequences.num_rows
     evaluated = [0] * sequences.num_rows
     survival: list[tuple[float, ...]] = [()] * sequences.num_rows
+    next_probs: Tensor | None = None
     decide = _decisions_at_once if session.plan.is_known else _decisions_one_by_one
     for position, decision in enumerate(decide(session, proposal, logits)):
         was_finished = list(sequences.is_finished)
         session.recorder.add_token(logits[:, position], decision.scores)
         session.recorder.add_position(outputs, position, num_positions, windows)
-        if proposal is None:
-            session.streak.add(decision.next_probs)
         commit_column(session, decision.tokens)
-        survival = decision.survival
+        survival, next_probs = decision.survival, decision.next_probs
         if position < num_positions - 1:
             for row, was_accepted in enumerate(decision.has_accepted):
                 evaluated[row] += 1
@@ -59,6 +58,7 @@ def lockstep_round(session: Session, proposal: Proposal | None) -> Committed:
         token_ids=[tuple(tokens[start:]) for tokens, start in zip(sequences.new_tokens, before, strict=True)],
         survival=survival,
         is_broken=is_broken,
+        next_probs=next_probs,
     )
 
 

@@ -67,10 +67,10 @@ def run_round(session: Session) -> None:
         verification = verify(session, proposal)
         verified = stopwatch.mark()
         acceptance = accept(session, proposal, verification.scores)
-        if proposal is None:
-            session.streak.add(acceptance.next_probs)
         committed = commit(session, proposal, verification, acceptance)
-    if proposal is not None:
+    if proposal is None:
+        session.streak.add(committed.next_probs)
+    else:
         session.streak.clear()
         if session.drafter is not None:
             session.drafter.commit(committed.num_accepted)

@@ -58,7 +58,7 @@ class Committed:
 
     `num_accepted` and `num_evaluated` count draft tokens before any cut, `token_ids` are what stayed in the output,
     `survival` as in `Acceptance` (fewer than K where the rest was never looked at); `is_broken` says that the draft
-    gave NaN.
+    gave NaN; `next_probs`, on the device, as in `Acceptance`.
     """
 
     num_accepted: list[int]
@@ -66,6 +66,7 @@ class Committed:
     token_ids: list[tuple[int, ...]]
     survival: list[tuple[float, ...]]
     is_broken: bool = False
+    next_probs: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

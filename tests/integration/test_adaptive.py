@@ -104,21 +104,35 @@ SCRIPTS = {
 }
 
 
+def outcomes_with(
+    target: PreTrainedModel, drafts: dict[str, Any], script: Any, steps: list[Any], batch: int, **options: Any
+) -> tuple[set[str], list[SpeculationStats]]:
+    """Assert the greedy text of plain decoding with every draft, no fallback, and probes if the script has some.
+
+    Returns:
+        Which of "full", "none" and "partial" acceptance occurred with one draft or another, and the stats.
+    """
+    hf_specdec.enable(target)
+    wanted = plain(target, prompts_of(batch), **options)
+    seen: set[str] = set()
+    stats = []
+    for draft in drafts.values():
+        controller = script(*steps)
+        output = generate(target, draft, prompts_of(batch), **options)
+        assert_same_ids(output.sequences, wanted)
+        assert output.speculation.fallbacks == []
+        seen |= outcomes_of(controller.records)
+        assert bool(controller.probes) == ("probe" in steps)
+        stats.append(output.speculation)
+    return seen, stats
+
+
 @pytest.mark.parametrize("steps", SCRIPTS.values(), ids=SCRIPTS.keys())
 @pytest.mark.parametrize("batch", [1, 3])
 def test_greedy_text_is_that_of_plain_decoding(
     target: LlamaForCausalLM, drafts: Drafts, script: Any, batch: int, steps: list[Any]
 ) -> None:
-    hf_specdec.enable(target)
-    seen: set[str] = set()
-    for draft in drafts.values():
-        controller = script(*steps)
-        wanted = plain(target, prompts_of(batch), max_new_tokens=120)
-        output = generate(target, draft, prompts_of(batch), max_new_tokens=120)
-        assert_same_ids(output.sequences, wanted)
-        assert output.speculation.fallbacks == []
-        seen |= outcomes_of(controller.records)
-        assert bool(controller.probes) == ("probe" in steps)
+    seen, _ = outcomes_with(target, drafts, script, steps, batch, max_new_tokens=120)
     assert seen >= EVERY_OUTCOME
 
 
@@ -148,17 +162,10 @@ class Harmless(LogitsProcessor):
 
 @pytest.mark.parametrize("steps", SCRIPTS.values(), ids=SCRIPTS.keys())
 def test_greedy_text_in_lockstep(target: LlamaForCausalLM, drafts: Drafts, script: Any, steps: list[Any]) -> None:
-    hf_specdec.enable(target)
-    seen: set[str] = set()
-    for draft in drafts.values():
-        controller = script(*steps)
-        wanted = plain(target, prompts_of(3), max_new_tokens=100)
-        output = generate(target, draft, prompts_of(3), max_new_tokens=100, logits_processor=[Harmless()])
-        assert_same_ids(output.sequences, wanted)
-        assert output.speculation.is_lockstep
-        seen |= outcomes_of(controller.records)
-        assert bool(controller.probes) == ("probe" in steps)
+    options = {"max_new_tokens": 100, "logits_processor": [Harmless()]}
+    seen, stats = outcomes_with(target, drafts, script, steps, 3, **options)
     assert seen >= EVERY_OUTCOME
+    assert all(one.is_lockstep for one in stats)
 
 
 @pytest.mark.parametrize("steps", SCRIPTS.values(), ids=SCRIPTS.keys())
@@ -172,16 +179,7 @@ def test_recurrent_models(script: Any, steps: list[Any], batch: int, kind: str) 
         "draft": {"unrelated": models.build_mamba()},
         "both": {"identical": copy.deepcopy(target), "noisy": noisy, "unrelated": models.build_mamba(seed=9)},
     }[kind]
-    hf_specdec.enable(target)
-    seen: set[str] = set()
-    for draft in drafts.values():
-        controller = script(*steps)
-        wanted = plain(target, prompts_of(batch), max_new_tokens=70)
-        output = generate(target, draft, prompts_of(batch), max_new_tokens=70)
-        assert_same_ids(output.sequences, wanted)
-        assert output.speculation.fallbacks == []
-        seen |= outcomes_of(controller.records)
-        assert bool(controller.probes) == ("probe" in steps)
+    seen, _ = outcomes_with(target, drafts, script, steps, batch, max_new_tokens=70)
     assert seen >= (EVERY_OUTCOME if kind == "both" else {"none"})
 
 

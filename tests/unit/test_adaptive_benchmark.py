@@ -21,7 +21,7 @@ from hf_specdec.benchmark.cells import (
     USELESS,
     Cell,
     Grid,
-    Tally,
+    deeds_of,
     encoded_prompts,
     make_drafts,
     measure,
@@ -59,7 +59,7 @@ def method(*seconds: float, first: float = 0.5, **values: Any) -> dict[str, Any]
 
 def times() -> dict[str, Any]:
     """Plain 4.5 s; auto is twice as fast, K=4 a little faster, K=2 slower, and everything else in between."""
-    speculation = Tally().to_dict()
+    speculation = deeds_of([])
     return {
         PLAIN: method(4.5, 4.5, 4.5),
         AUTO: method(2.25, 2.5, 1.5, speculation=speculation),
@@ -171,7 +171,7 @@ def test_summaries_are_renewed_and_times_kept() -> None:
     json.dumps(renewed)
 
 
-def test_tally_adds_up_calls() -> None:
+def test_deeds_add_up_over_calls() -> None:
     def record(num_draft_tokens: int, *accepted: int) -> RoundRecord:
         return RoundRecord(
             num_draft_tokens=num_draft_tokens,
@@ -184,10 +184,8 @@ def test_tally_adds_up_calls() -> None:
             round_seconds=0.2,
         )
 
-    tally = Tally()
-    tally.add(SpeculationStats(rounds=[record(4, 4, 1), record(0, 0, 0)]))
-    tally.add(SpeculationStats(rounds=[record(2, 1)], fallbacks=["no room"]))
-    summary = tally.to_dict()
+    first = SpeculationStats(rounds=[record(4, 4, 1), record(0, 0, 0)])
+    summary = deeds_of([first, SpeculationStats(rounds=[record(2, 1)], fallbacks=["no room"])])
     assert summary["num_rounds"] == 3
     assert summary["mean_draft_length"] == 3.0
     assert summary["plain_step_share"] == round(1 / 3, 4)
