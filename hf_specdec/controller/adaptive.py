@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from hf_specdec.config import LONGEST_ADAPTIVE_DRAFT
 from hf_specdec.controller.costs import Costs
-from hf_specdec.controller.gains import SLOW_DISCOUNT, Gain
+from hf_specdec.controller.gains import Gains
 from hf_specdec.controller.ledger import Ledger, Progress
 from hf_specdec.controller.protocol import Outlook
 from hf_specdec.controller.stopping import InRoundStop
@@ -25,9 +26,6 @@ FIRST_LENGTH = 4
 STRETCH = 3
 # Plain steps before the first draft: without them there is nothing to compare with.
 FIRST_PLAIN_STEPS = 2
-# Over n rounds of a row drafting must lag plain decoding by this / √n before it goes off: the gain of a single round
-# varies by about that much, so smaller lags are noise, and being off wrongly costs more than being on so little wrong.
-DOUBT = 0.45
 # Rounds that draft before it may go off because of what they took, and because of what they gave: first passes of a
 # model are slow, and the first estimates with them.
 FEWEST_TIMED = 3
@@ -35,9 +33,11 @@ FEWEST_JUDGED = 8
 # Another length, or switching on, must promise this much more: timings are no better than that.
 HYSTERESIS = 0.03
 # Rounds between two plain steps taken to measure them again, at most, and at first as many as this for each plain step
-# so far: the first ones after a prompt are slow, and everything is compared with them.
+# so far: the first ones after a prompt are slow, and everything is compared with them. The further ahead drafting is,
+# the less hangs on them: that many times the lead in speed are left between two.
 PLAIN_EVERY = 200
 PLAIN_EVERY_AT_FIRST = 4
+PLAIN_EVERY_PER_LEAD = 8
 # Tokens between probes while drafting is off: doubled while they find nothing, as before on a new prompt.
 FIRST_PROBE_AFTER = 32
 LAST_PROBE_AFTER = 256
@@ -87,8 +87,8 @@ class AdaptiveDraftLength:
         self._costs: dict[int, Costs] = {}
         self._ledger = Ledger()
         self._progress = Progress()
-        self._gain = Gain()
-        self._slow_gain = Gain(SLOW_DISCOUNT)
+        self._expected_progress = Progress()
+        self._gains = Gains()
         self._replayed = 0.0
         self._flushes = 0.0
         self._rejections = 0.0
@@ -105,6 +105,7 @@ class AdaptiveDraftLength:
         """Hear that another prompt begins: how the last one went says less about it."""
         self._probe_after = FIRST_PROBE_AFTER
         self._progress = Progress()
+        self._expected_progress = Progress()
 
     def num_probe_tokens(self, outlook: Outlook) -> int:
         """Return over how many of the latest tokens per row to try the draft; 0 while drafting is on."""
@@ -116,7 +117,7 @@ class AdaptiveDraftLength:
             return 0
         costs = self._costs_of(outlook)
         plain = costs.plain
-        if plain is None or not self._ledger.is_open(plain) or not self._could_pay(outlook):
+        if plain is None or not self._ledger.is_open(costs.raw_plain) or not self._could_pay(outlook):
             return 0
         is_cheap = costs.catch_up(outlook.num_unread_tokens) <= PROBE_SHARE * self._plain_steps_since_probe * plain
         return num_tokens if is_cheap else 0
@@ -128,12 +129,12 @@ class AdaptiveDraftLength:
         if outlook.limit < 1:
             return 0
         costs = self._costs_of(outlook)
-        is_comparable = len(costs.plain_samples.values) >= (1 if self._gain.speed else FIRST_PLAIN_STEPS)
-        if costs.plain is None or not is_comparable or not self._ledger.is_open(costs.plain):
+        is_comparable = len(costs.plain_samples.values) >= (1 if self._gains.speed else FIRST_PLAIN_STEPS)
+        if costs.plain is None or not is_comparable or not self._ledger.is_open(costs.raw_plain):
             return 0
         if not costs.are_known:
             return min(FIRST_LENGTH, outlook.limit)
-        if self._is_on and self._rounds_since_plain >= min(PLAIN_EVERY, PLAIN_EVERY_AT_FIRST * costs.num_plain_steps):
+        if self._is_on and self._rounds_since_plain >= self._plain_every(costs):
             return 0
         self._switch(outlook)
         if not self._is_on or not self._is_worth_reading(outlook):
@@ -155,9 +156,10 @@ class AdaptiveDraftLength:
         """Take note of a finished round."""
         costs = self._costs_of(self._outlook)
         costs.observe(record)
-        plain = costs.plain
+        plain = costs.raw_plain
+        advanced = self._progress.add(record.rows, map(len, record.committed_token_ids))
         if not record.num_draft_tokens:
-            self._progress.add(record)
+            self._expected_progress.add(record.rows, map(len, record.committed_token_ids))
             self._rounds_since_plain = 0
             self._plain_steps_since_probe += 1
             if plain is not None:
@@ -170,24 +172,22 @@ class AdaptiveDraftLength:
             self._stop.learn(self._survival.hazards(), record.survival, record.confidences)
             self._note_gain(record, labels, costs)
         if plain is not None:
-            self._ledger.charge(record.round_seconds, self._progress.add(record), plain)
+            self._ledger.charge(record.round_seconds, advanced, plain)
 
     def observe_probe(self, probe: ProbeRecord) -> None:
         """Take note of a probe."""
         costs = self._costs_of(self._outlook)
         costs.observe_catch_up(probe.num_caught_up_tokens, probe.seconds)
-        if costs.plain is not None:
-            self._ledger.charge(probe.seconds, 0.0, costs.plain)
+        if costs.raw_plain is not None:
+            self._ledger.charge(probe.seconds, 0.0, costs.raw_plain)
         self._survival.observe_text(self._merged(probe.agreement))
         self._plain_steps_since_probe = 0
         self._probe_after = min(2 * self._probe_after, LAST_PROBE_AFTER)
         self._learn_from_text(probe)
-        _, rate = self._best_length(self._outlook)
-        rate = max(rate, self._drafting_rate(self._outlook))
-        self._is_on = costs.plain is None or rate * costs.plain >= 1 + HYSTERESIS
+        self._is_on = costs.plain is None or self._pays_after_probe(costs.plain)
         if self._is_on and (self._outlook.is_lockstep or not self._outlook.reads_confidence):
             # The probe told of survival only; what rounds gave before says nothing about this text.
-            self._gain, self._slow_gain = Gain(), Gain(SLOW_DISCOUNT)
+            self._gains = Gains()
 
     def hints(self) -> dict[str, Any]:
         """Return what was learned about the pair, as JSON types.
@@ -218,13 +218,19 @@ class AdaptiveDraftLength:
             num_rounds = costs.num_draft_rounds
             # None at all: then it is the hints that say so.
             is_hopeless = (not num_rounds or num_rounds >= FEWEST_TIMED) and not self._could_pay(outlook)
-            if is_hopeless or (num_rounds >= FEWEST_JUDGED and self._loses(outlook)):
+            if is_hopeless or (num_rounds >= FEWEST_JUDGED and self._gains.lose(_num_independent_rows(outlook))):
                 self._go_off()
         elif self._plain_steps_since_probe >= RETRIAL_AFTER:
             costs.forget_draft()
-            self._gain, self._slow_gain = Gain(), Gain(SLOW_DISCOUNT)
+            self._gains = Gains()
             self._plain_steps_since_probe = 0
             self._is_on = True
+
+    def _plain_every(self, costs: Costs) -> float:
+        """Return after how many rounds that draft a plain step is measured again."""
+        lead = max((self._gains.speed or 1.0) - 1.0, 0.0)
+        every = PLAIN_EVERY_AT_FIRST * max(1.0, PLAIN_EVERY_PER_LEAD * lead)
+        return min(PLAIN_EVERY, every * costs.num_plain_steps)
 
     def _longest_yet(self, costs: Costs) -> int:
         """Return the most to draft: not much beyond what was timed, for times can jump where nobody has looked."""
@@ -235,14 +241,6 @@ class AdaptiveDraftLength:
         costs, rate = self._costs_of(outlook), self._rate(outlook)
         seconds = [costs.round(length) for length in range(1, MAX_DRAFT_TOKENS + 1)]
         self._stop.prepare(self._survival.hazards(), seconds, rate, is_lockstep=outlook.is_lockstep)
-
-    def _loses(self, outlook: Outlook) -> bool:
-        """Return whether plain decoding is faster: clearly so of late, or by however little over a longer time."""
-        num_rows = 1 if outlook.is_lockstep else max(outlook.num_rows, 1)
-        return any(
-            gain.speed is not None and gain.speed < 1.0 - DOUBT / math.sqrt(gain.num_rounds * num_rows)
-            for gain in (self._gain, self._slow_gain)
-        )
 
     def _go_off(self) -> None:
         self._is_on = False
@@ -261,8 +259,20 @@ class AdaptiveDraftLength:
         costs = self._costs_of(outlook)
         plain = costs.plain or 0.0
         # Also where drafting does not pay at the moment it must go on being tried, as long as that is cheap.
-        saved = max(plain - 1 / self._drafting_rate(outlook), PROBE_SHARE * plain)
+        rate = self._drafting_rate(outlook)
+        if plain and self._gains.last_speed is not None:
+            rate = min(rate, self._gains.last_speed / plain)
+        saved = max(plain - 1 / rate, PROBE_SHARE * plain)
         return costs.catch_up(outlook.num_unread_tokens) <= outlook.num_remaining_tokens * saved
+
+    def _pays_after_probe(self, plain: float) -> bool:
+        outlook = self._outlook
+        _, rate = self._best_length(outlook)
+        if max(rate, self._drafting_rate(outlook)) * plain < 1 + HYSTERESIS:
+            return False
+        # A batch is done when its last row is; between rounds nothing is known of single rows.
+        last = self._gains.last_speed if outlook.reads_confidence and _num_independent_rows(outlook) > 1 else None
+        return last is None or last >= 1.0
 
     def _could_pay(self, outlook: Outlook) -> bool:
         """Return whether drafting would pay if everything were accepted."""
@@ -279,7 +289,7 @@ class AdaptiveDraftLength:
 
     def _drafting_rate(self, outlook: Outlook) -> float:
         """Return the tokens per row and second that drafting gives."""
-        speed, plain = self._gain.speed, self._costs_of(outlook).plain
+        speed, plain = self._gains.speed, self._costs_of(outlook).plain
         if outlook.reads_confidence and speed is not None and plain:
             return speed / plain
         return self._best_length(outlook)[1]
@@ -317,9 +327,17 @@ class AdaptiveDraftLength:
         if self._outlook.is_lockstep or not self._outlook.reads_confidence:
             return
         self._prepare_to_stop(self._outlook)
-        for chances, confidences in zip(probe.agreement, probe.confidences, strict=True):
-            for tokens, num_drafted in self._stop.rounds_over(chances, confidences):
-                self._enter_gain(tokens, self._costs_of(self._outlook).round(num_drafted))
+        costs, plain = self._costs_of(self._outlook), self._costs_of(self._outlook).plain
+        if not plain:
+            return
+        rows = [
+            [(tokens, costs.round(num_drafted) / plain) for tokens, num_drafted in self._stop.rounds_over(*row)]
+            for row in zip(probe.agreement, probe.confidences, strict=True)
+        ]
+        for tokens, steps in chain.from_iterable(rows):
+            self._gains.add(tokens, steps)
+        for tokens, steps in min(filter(None, rows), key=_speed_of, default=[]):
+            self._gains.add_last(tokens, steps)
 
     def _note_gain(self, record: RoundRecord, labels: list[Sequence[float]], costs: Costs) -> None:
         self._replayed, self._flushes = DISCOUNT * self._replayed, DISCOUNT * self._flushes
@@ -328,22 +346,32 @@ class AdaptiveDraftLength:
         seconds = costs.round(record.num_draft_tokens, record.num_replayed_tokens)
         seconds += record.num_replay_forwards * (costs.plain or 0.0)
         tokens = 1 + sum(sum(row) for row in labels) / len(labels)
-        self._enter_gain(tokens, seconds)
+        last = tokens
+        if not self._outlook.is_lockstep:
+            last = self._expected_progress.add(record.rows, (1 + sum(row) for row in record.survival))
+        if costs.plain:
+            self._gains.add(tokens, seconds / costs.plain)
+            self._gains.add_last(last, seconds / costs.plain)
         self._replayed += record.num_replayed_tokens
         self._flushes += record.num_replay_forwards
         self._rejections += 1 - sum(row[-1] for row in labels) / len(labels)
-
-    def _enter_gain(self, tokens: float, seconds: float) -> None:
-        plain = self._costs_of(self._outlook).plain
-        if plain:
-            self._gain.add(tokens, seconds / plain)
-            self._slow_gain.add(tokens, seconds / plain)
 
     def _costs_of(self, outlook: Outlook) -> Costs:
         """Return the costs of a batch size; sizes between two powers of two are taken together."""
         size = max(outlook.num_batch_rows - 1, 0).bit_length()
         if size not in self._costs:
             nearest = min(self._costs, key=lambda other: (abs(other - size), other), default=None)
-            known = None if nearest is None else self._costs[nearest]
-            self._costs[size] = Costs(cost_ratio=self._cost_ratio) if known is None else known.inherited()
+            if nearest is None:
+                self._costs[size] = Costs(cost_ratio=self._cost_ratio)
+            else:
+                self._costs[size] = self._costs[nearest].inherited(2.0 ** (size - nearest))
         return self._costs[size]
+
+
+def _num_independent_rows(outlook: Outlook) -> int:
+    return 1 if outlook.is_lockstep else max(outlook.num_rows, 1)
+
+
+def _speed_of(rounds: Sequence[tuple[float, float]]) -> float:
+    """Return the tokens per step of rounds of so many tokens and steps."""
+    return sum(tokens for tokens, _ in rounds) / max(sum(steps for _, steps in rounds), SHORTEST)

@@ -1,12 +1,13 @@
 """What draft steps, verifications and catching up cost, measured.
 
-Machines are shared and first passes are slow, so every estimate rests on medians over a window, and what has not been
-measured for a while is forgotten rather than believed for good.
+Machines are shared and first passes are slow, so every estimate rests on medians over a window, the load of the moment
+is taken out, and what has not been measured for a while is forgotten rather than believed for good.
 """
 
 from __future__ import annotations
 
 from hf_specdec.controller.curves import Curve, Samples
+from hf_specdec.controller.load import Load
 from hf_specdec.metrics import RoundRecord
 
 PLAIN_WINDOW = 7
@@ -28,26 +29,34 @@ class Costs:
     def __init__(self, now: int = 0, cost_ratio: float | None = None) -> None:
         """Start without samples; until a draft step was measured, it takes `cost_ratio` plain steps, if given."""
         self.plain_samples = Samples(PLAIN_WINDOW)
+        self._raw_plain_samples = Samples(PLAIN_WINDOW)
         self.num_draft_rounds = 0
         self.num_plain_steps = 0
         self._catch_up_samples = Samples()
-        self._draft = Curve()
+        self._draft = Curve(is_straight=True)
         self._after_draft = Curve()
+        self._load = Load()
         self._now = now
         self._cost_ratio = cost_ratio
 
-    def inherited(self) -> Costs:
-        """Return a first guess for another batch size: each median as a single sample, soon outvoted."""
+    def inherited(self, times_more_rows: float) -> Costs:
+        """Return a first guess for another batch size: each median as a single sample, soon outvoted.
+
+        Args:
+            times_more_rows: The other size / this one. Catching up takes as many times as long: it reads many tokens at
+                once even for one row, and a guess that is too low would be dear.
+        """
         heir = Costs(self._now, self._cost_ratio)
         heir.num_draft_rounds = self.num_draft_rounds
         # A plain step of its own is due soon.
         heir.num_plain_steps = 1
-        for own, inherited in (
-            (heir.plain_samples, self.plain_samples),
-            (heir._catch_up_samples, self._catch_up_samples),
+        for own, inherited, factor in (
+            (heir.plain_samples, self.plain_samples, 1.0),
+            (heir._raw_plain_samples, self._raw_plain_samples, 1.0),
+            (heir._catch_up_samples, self._catch_up_samples, max(times_more_rows, 1.0)),
         ):
             if inherited.median is not None:
-                own.add(self._now, inherited.median)
+                own.add(self._now, factor * inherited.median)
         heir._draft.inherit(self._draft, self._now)
         heir._after_draft.inherit(self._after_draft, self._now)
         return heir
@@ -58,27 +67,36 @@ class Costs:
         if not record.num_draft_tokens:
             self.num_plain_steps += 1
             if not record.num_replay_forwards:
-                self.plain_samples.add(self._now, record.round_seconds)
+                self._load.observe(record.round_seconds, self.plain_samples)
+                self.plain_samples.add(self._now, record.round_seconds / self._load.factor)
+                self._raw_plain_samples.add(self._now, record.round_seconds)
             return
         self.num_draft_rounds += 1
-        self._draft.add(self._now, record.num_draft_tokens, record.draft_seconds)
-        if record.num_caught_up_tokens:
-            self.observe_catch_up(record.num_caught_up_tokens, record.catch_up_seconds)
         if not record.num_replay_forwards:
             # With one it is two forwards, and would pass for a slow one.
             num_tokens = record.num_draft_tokens + 1 + record.num_replayed_tokens
             seconds = record.round_seconds - record.catch_up_seconds - record.draft_seconds
-            self._after_draft.add(self._now, num_tokens, seconds)
+            self._load.observe(seconds, self._after_draft.samples_of(num_tokens))
+            self._after_draft.add(self._now, num_tokens, seconds / self._load.factor)
+        self._draft.add(self._now, record.num_draft_tokens, record.draft_seconds / self._load.factor)
+        if record.num_caught_up_tokens:
+            self.observe_catch_up(record.num_caught_up_tokens, record.catch_up_seconds)
 
     def observe_catch_up(self, num_tokens: int, seconds: float) -> None:
         """Learn from a forward of the draft over text that is already there."""
         if num_tokens >= FEWEST_CAUGHT_UP:
-            self._catch_up_samples.add(self._now, max(seconds - (self.draft_step or 0.0), 0.0) / num_tokens)
+            per_token = max(seconds / self._load.factor - (self.draft_step or 0.0), 0.0) / num_tokens
+            self._catch_up_samples.add(self._now, per_token)
 
     @property
     def plain(self) -> float | None:
         """Seconds of a plain step; never forgotten, since everything is compared with it."""
         return self.plain_samples.median
+
+    @property
+    def raw_plain(self) -> float | None:
+        """Seconds of a plain step as the clock showed them, the load included."""
+        return self._raw_plain_samples.median
 
     @property
     def draft_step(self) -> float | None:
@@ -96,7 +114,7 @@ class Costs:
 
     def forget_draft(self) -> None:
         """Forget what drafting takes, so that it is measured again."""
-        self._draft = Curve()
+        self._draft = Curve(is_straight=True)
         self._cost_ratio = None
         self.num_draft_rounds = 0
 

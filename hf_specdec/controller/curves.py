@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import accumulate, combinations
 from statistics import median
 
-WINDOW = 15
+WINDOW = 31
 # In rounds; an estimate this old has outlived the context length or the load that it was measured under.
 LONGEST_AGE = 400
 # The straight line through all counts weighs as much as so many measurements of a single one.
-PULL = 3.0
+PULL = 1.0
 LONGEST_TABLE = 40
 
 
@@ -45,7 +46,13 @@ class Curve:
     Without the line, one slow measurement of a count would keep it from being chosen, and so from being measured again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_straight: bool = False) -> None:
+        """Start without samples.
+
+        Args:
+            is_straight: Whether the times are those of the line, since every token takes the same.
+        """
+        self._is_straight = is_straight
         self._samples: dict[int, Samples] = {}
         self._now = 0
         self._table: list[float] = []
@@ -55,6 +62,10 @@ class Curve:
     def longest(self) -> int:
         """The largest count that was measured, 0 without any."""
         return max(self._samples, default=0)
+
+    def samples_of(self, count: int) -> Samples | None:
+        """Return what was measured at `count` tokens."""
+        return self._samples.get(count)
 
     @property
     def is_empty(self) -> bool:
@@ -89,7 +100,7 @@ class Curve:
         """Return the estimates at 0, 1, 2, …: reading more is never faster, whatever the noise says."""
         points = self._points()
         start, slope = _line(points, first_slope)
-        known = {count: (seconds, weight) for count, seconds, weight in points}
+        known = {} if self._is_straight else {count: (seconds, weight) for count, seconds, weight in points}
         pools: list[tuple[float, float, int]] = []
         for count in range(LONGEST_TABLE):
             seconds, weight = known.get(count, (0.0, 0.0))
@@ -114,15 +125,24 @@ class Curve:
 
 
 def _line(points: list[tuple[int, float, float]], first_slope: float | None) -> tuple[float, float]:
-    """Return start and slope of the weighted least-squares line, which does not fall."""
+    """Return start and slope of a line that does not fall and that no single count can bend (Theil and Sen's)."""
     if not points:
         return 0.0, 0.0
-    total = sum(weight for _, _, weight in points)
-    middle = sum(weight * count for count, _, weight in points) / total
-    height = sum(weight * seconds for _, seconds, weight in points) / total
-    spread = sum(weight * (count - middle) ** 2 for count, _, weight in points)
-    if spread > 0:
-        slope = sum(weight * (count - middle) * (seconds - height) for count, seconds, weight in points) / spread
+    if len(points) > 1:
+        slopes = [
+            ((high - low) / (later - earlier), own * other * (later - earlier))
+            for (earlier, low, own), (later, high, other) in combinations(points, 2)
+        ]
+        slope = max(_weighted_median(slopes), 0.0)
     else:
-        slope = height / middle if first_slope is None else first_slope
-    return height - max(slope, 0.0) * middle, max(slope, 0.0)
+        count, seconds, _ = points[0]
+        slope = seconds / count if first_slope is None else first_slope
+    return _weighted_median([(seconds - slope * count, weight) for count, seconds, weight in points]), slope
+
+
+def _weighted_median(pairs: list[tuple[float, float]]) -> float:
+    """Return the value that half of the weight lies below, of pairs of value and weight."""
+    pairs.sort()
+    half = sum(weight for _, weight in pairs) / 2
+    reached = accumulate(weight for _, weight in pairs)
+    return next((value for (value, _), below in zip(pairs, reached, strict=True) if below >= half), pairs[-1][0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hf_specdec.metrics import RoundRecord
+from collections.abc import Iterable, Sequence
 
 # The loss may grow by this share of the time plain decoding takes, …
 SHARE = 0.02
@@ -16,15 +16,15 @@ class Progress:
     """How far the row that is furthest behind has come, which is what a batch has to wait for."""
 
     def __init__(self) -> None:
-        self._tokens: dict[int, int] = {}
-        self._reached = 0
+        self._tokens: dict[int, float] = {}
+        self._reached = 0.0
 
-    def add(self, record: RoundRecord) -> int:
-        """Enter a round and return by how many tokens the last row has advanced."""
-        for row, token_ids in zip(record.rows, record.committed_token_ids, strict=True):
-            self._tokens[row] = self._tokens.get(row, 0) + len(token_ids)
+    def add(self, rows: Sequence[int], tokens: Iterable[float]) -> float:
+        """Enter by how many tokens each row has advanced, and return by how many the last one has."""
+        for row, more in zip(rows, tokens, strict=True):
+            self._tokens[row] = self._tokens.get(row, 0.0) + more
         before = self._reached
-        self._reached = max(before, min((self._tokens[row] for row in record.rows), default=0))
+        self._reached = max(before, min((self._tokens[row] for row in rows), default=0.0))
         return self._reached - before
 
 
@@ -41,9 +41,9 @@ class Ledger:
         self.lost_seconds = 0.0
         self.plain_seconds = 0.0
 
-    def is_open(self, plain_step: float) -> bool:
-        """Return whether a round that drafts, or a probe, may start."""
-        return self.lost_seconds <= SHARE * self.plain_seconds + ALLOWANCE * plain_step
+    def is_open(self, plain_step: float | None) -> bool:
+        """Return whether a round that drafts, or a probe, may start: not before a plain step's time is known."""
+        return plain_step is not None and self.lost_seconds <= SHARE * self.plain_seconds + ALLOWANCE * plain_step
 
     def charge(self, seconds: float, num_tokens: float, plain_step: float) -> None:
         """Enter a round that drafted, or a probe: what it took, and by how many tokens the last row advanced."""

@@ -6,6 +6,7 @@ Times are made up: a plain step takes 1.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import operator
 from collections.abc import Callable, Sequence
@@ -155,6 +156,36 @@ def test_a_batch_counts_the_mean_of_its_rows() -> None:
     assert controller.next_num_draft_tokens(outlook) == 0
 
 
+BATCH = Outlook(limit=16, num_rows=4, num_batch_rows=4)
+
+
+@pytest.mark.parametrize("reads", [False, True])
+@pytest.mark.parametrize(("of_last_row", "is_on"), [(0.1, False), (0.8, True)])
+def test_a_batch_goes_off_where_its_last_row_would_be_done_sooner(of_last_row: float, is_on: bool, reads: bool) -> None:
+    """Whoever asked for the batch waits for that row, however fast the others are."""
+    controller = AdaptiveDraftLength()
+    outlook = dataclasses.replace(BATCH, reads_confidence=reads)
+    for _ in range(60):
+        length = min(controller.next_num_draft_tokens(outlook), 4)
+        rows = [[0.9] * 4] * 3 + [[of_last_row] * 4]
+        survival = tuple(tuple(itertools.accumulate(row[:length], operator.mul)) for row in rows)
+        controller.observe(record(length, [0.9] * 4, num_rows=4, survival=survival))
+    assert bool(next_draft(controller, outlook)) is is_on
+
+
+@pytest.mark.parametrize(("of_last_row", "is_on"), [(0.1, False), (0.9, True)])
+def test_a_probe_switches_a_batch_on_where_every_row_gains(of_last_row: float, is_on: bool) -> None:
+    controller = AdaptiveDraftLength()
+    outlook = dataclasses.replace(BATCH, reads_confidence=True, num_unread_tokens=64, num_shadow_tokens=64)
+    run(controller, always(0.0), 60, dataclasses.replace(BATCH, reads_confidence=True))
+    assert not controller.next_num_draft_tokens(outlook)
+    agreement = ((0.9,) * 64,) * 3 + ((of_last_row,) * 64,)
+    for _ in range(4):
+        controller.next_num_draft_tokens(outlook)
+        controller.observe_probe(dataclasses.replace(probe(0.9), agreement=agreement, confidences=((SURE,) * 64,) * 4))
+    assert bool(controller.next_num_draft_tokens(outlook)) is is_on
+
+
 def test_in_lockstep_a_round_gives_what_its_worst_row_gives() -> None:
     rows = (0.9, 0.9, 0.9, 0.9)
     lengths = {}
@@ -219,13 +250,23 @@ def test_the_cut_at_the_end_of_a_text_is_no_rejection() -> None:
     assert cut.hints()["survival"] == uncut.hints()["survival"]
 
 
-def test_plain_steps_are_measured_again_often_at_first_and_rarely_later() -> None:
-    lengths = run(AdaptiveDraftLength(), always(1.0), 10_000)
+def pauses_between_plain_steps(chance: float, draft_step: float) -> list[int]:
+    lengths = run(AdaptiveDraftLength(), always(chance), 10_000, draft_step=draft_step)
     plain = [index for index, length in enumerate(lengths) if not length]
-    pauses = [later - earlier - 1 for earlier, later in itertools.pairwise(plain)][1:]
+    return [later - earlier - 1 for earlier, later in itertools.pairwise(plain)][1:]
+
+
+def test_plain_steps_are_measured_again_often_at_first_and_rarely_later() -> None:
+    pauses = pauses_between_plain_steps(0.6, draft_step=0.4)
     assert pauses == sorted(pauses)
     assert pauses[0] == 2 * adaptive.PLAIN_EVERY_AT_FIRST
     assert pauses[-1] == adaptive.PLAIN_EVERY
+
+
+def test_plain_steps_are_measured_less_often_where_little_hangs_on_them() -> None:
+    far_ahead, little_ahead = pauses_between_plain_steps(0.9, 0.1), pauses_between_plain_steps(0.6, 0.4)
+    assert far_ahead[0] > 4 * little_ahead[0]
+    assert far_ahead[-1] == adaptive.PLAIN_EVERY
 
 
 def test_the_same_rounds_lead_to_the_same_choices() -> None:

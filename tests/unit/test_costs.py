@@ -8,6 +8,8 @@ import pytest
 
 from hf_specdec.controller.costs import Costs
 from hf_specdec.controller.curves import LONGEST_AGE, Curve, Samples
+from hf_specdec.controller.load import FEWEST_KNOWN, Load
+from hf_specdec.controller.load import WINDOW as LOAD_WINDOW
 from hf_specdec.controller.stopping import InRoundStop, thresholds_of
 from hf_specdec.controller.survival import Calibration, Survival, log_odds
 from hf_specdec.metrics import RoundRecord
@@ -65,6 +67,19 @@ def test_one_slow_measurement_hardly_bends_the_curve() -> None:
     made.add(20, 3, 5.0)
     assert made.seconds(3, 0.0) < 2.0
     assert made.seconds(3, 0.0) - made.seconds(2, 0.0) < 0.7
+
+
+def test_one_slow_measurement_far_out_does_not_bend_the_rest() -> None:
+    made = curve((2, 1.0), (3, 1.1), (4, 1.2), (5, 1.3))
+    made.add(20, 13, 50.0)
+    assert [made.seconds(count, 0.0) for count in (2, 3, 4, 5)] == pytest.approx([1.0, 1.1, 1.2, 1.3], rel=0.02)
+
+
+def test_a_straight_curve_is_its_line_whatever_single_counts_say() -> None:
+    made = Curve(is_straight=True)
+    for count, seconds in ((1, 1.0), (2, 2.0), (3, 3.3), (4, 4.0), (5, 5.0)):
+        made.add(0, count, seconds)
+    assert [made.seconds(count, None) for count in range(7)] == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
 
 
 def test_it_never_falls() -> None:
@@ -161,6 +176,71 @@ def test_a_known_cost_ratio_holds_until_it_is_measured() -> None:
     assert costs.round(2) == pytest.approx(2 * 0.5 + 2.0 * 1.02)
     costs.observe(drafted(2, 2.4, 0.2))
     assert costs.draft_step == pytest.approx(0.1)
+
+
+# ---- load ----------------------------------------------------------------------------------------------------------
+
+
+def known(seconds: float = 1.0) -> Samples:
+    samples = Samples()
+    for now in range(FEWEST_KNOWN):
+        samples.add(now, seconds)
+    return samples
+
+
+def test_load_is_seen_when_everything_has_taken_longer_for_a_while_and_is_gone_with_the_first_that_has_not() -> None:
+    load, usual = Load(), known(2.0)
+    for _ in range(LOAD_WINDOW - 1):
+        load.observe(3.0, usual)
+        assert load.factor == 1.0
+    load.observe(3.0, usual)
+    assert load.factor == 1.5
+    load.observe(1.9, usual)
+    assert load.factor == 1.0
+
+
+def test_noise_is_no_load() -> None:
+    load, usual, source = Load(), known(), random.Random(0)
+    factors = []
+    for _ in range(2000):
+        load.observe(source.lognormvariate(0.0, 0.3), usual)
+        factors.append(load.factor)
+    assert factors.count(1.0) > 0.9 * len(factors)
+
+
+def test_what_was_hardly_measured_says_nothing_of_the_load() -> None:
+    load, once = Load(), Samples()
+    once.add(0, 1.0)
+    for _ in range(LOAD_WINDOW):
+        load.observe(5.0, None)
+        load.observe(5.0, once)
+    assert load.factor == 1.0
+
+
+def test_lengths_timed_on_a_busy_machine_compare_with_those_timed_before() -> None:
+    costs = Costs()
+    for _ in range(20):
+        costs.observe(drafted(0, 1.0, 0.0))
+        costs.observe(drafted(4, 1.6, 0.4))
+    for _ in range(20):
+        costs.observe(drafted(4, 3.2, 0.8))
+    for _ in range(5):
+        costs.observe(drafted(6, 3.6, 1.2))
+        costs.observe(drafted(0, 2.0, 0.0))
+    assert costs.plain == pytest.approx(1.0)
+    assert costs.raw_plain == pytest.approx(2.0)
+    assert costs.round(4) == pytest.approx(1.6, rel=0.02)
+    assert costs.round(6) == pytest.approx(1.8, rel=0.05)
+
+
+def test_a_larger_batch_is_taken_to_catch_up_in_proportion_and_a_smaller_one_as_slowly() -> None:
+    costs = Costs()
+    costs.observe(drafted(0, 1.0, 0.0))
+    costs.observe(drafted(4, 1.6, 0.4))
+    costs.observe_catch_up(100, 0.1 + 5.0)
+    one_step = costs.catch_up(100) - 5.0
+    assert costs.inherited(4.0).catch_up(100) - one_step == pytest.approx(20.0)
+    assert costs.inherited(0.5).catch_up(100) - one_step == pytest.approx(5.0)
 
 
 # ---- survival ------------------------------------------------------------------------------------------------------
