@@ -21,6 +21,7 @@ from hf_specdec.engine.loop import speculative_decode
 from hf_specdec.engine.session import Request, Session
 from hf_specdec.errors import IncompatibleDraftError, UnsupportedGenerationError, warn_caller
 from hf_specdec.learned import lent_controller, sampling_key
+from hf_specdec.loading import quantization_of
 from hf_specdec.metrics import SpeculationStats, added_up
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
 from hf_specdec.refusals import Settings, refuse_embeddings_alone
@@ -156,6 +157,7 @@ def _drafter(
     draft: PreTrainedModel, session: Session, lane: str, arguments: dict[str, Any], encoder_input: Any
 ) -> ModelDrafter:
     sequences, request = session.sequences, session.request
+    session.stats.draft_quantization, session.stats.draft_quantization_reason = quantization_of(draft)
     num_columns = sequences.num_prompt_columns
     mask = request.model_kwargs.get("attention_mask") if not request.model.config.is_encoder_decoder else None
     inputs = draft_inputs(draft, request.model, arguments, request.model_kwargs, encoder_input, sequences.num_rows)

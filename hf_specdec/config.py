@@ -14,6 +14,7 @@ _MAX_DRAFT_TOKENS = 256
 LONGEST_ADAPTIVE_DRAFT = 16
 
 _Verification = Literal["block", "token"]
+_DraftQuantization = Literal["auto", "none", "nf4", "fp4", "int8"]
 
 FOREIGN_SPELLINGS: dict[str, str] = {
     "num_assistant_tokens": "num_draft_tokens",  # transformers
@@ -47,6 +48,9 @@ class SpeculativeConfig:
         on_round: Called with the record of every round right after it, in the thread that generates.
         trust_remote_code: Let a draft that is given by name run code from its repository.
         draft_revision: Branch, tag or commit of a draft that is given by name.
+        draft_quantization: How a draft that is given by name is stored in memory: "none" is the target's dtype, "nf4",
+            "fp4" and "int8" are bitsandbytes' formats, and "auto" is "none" where that fits and "nf4" where it does
+            not. A checkpoint that is quantized already is loaded as it is.
         controller_hints: What "auto" learned about this pair elsewhere, `output.speculation.controller_hints`, to start
             from; it goes on learning.
 
@@ -65,12 +69,16 @@ class SpeculativeConfig:
     on_round: Callable[[RoundRecord], None] | None = None
     trust_remote_code: bool = False
     draft_revision: str | None = None
+    draft_quantization: _DraftQuantization = "auto"
     controller_hints: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         """Check every field."""
         _check_num_draft_tokens(self.num_draft_tokens)
-        _check_verification(self.verification)
+        _check_choice("verification", self.verification, get_args(_Verification), "for block verification")
+        _check_choice(
+            "draft_quantization", self.draft_quantization, get_args(_DraftQuantization), "to choose by free memory"
+        )
         _check_bool("strict", self.strict)
         _check_bool("trust_remote_code", self.trust_remote_code)
         _check_on_round(self.on_round)
@@ -144,13 +152,12 @@ def _check_num_draft_tokens(value: object) -> None:
         raise InvalidConfigError(f"{rule}, but is {value}. Values from 3 to 10 suit most pairs of models.")
 
 
-def _check_verification(value: object) -> None:
-    allowed = get_args(_Verification)
+def _check_choice(name: str, value: object, allowed: tuple[str, ...], default: str) -> None:
     # Membership in a tuple compares by ==, which an array-like answers with an array, so ask for a string first.
     if not isinstance(value, str) or value not in allowed:
         raise InvalidConfigError(
-            f"`verification` must be one of {', '.join(map(repr, allowed))}, but is {_describe(value)}. "
-            "Leave it out for block verification."
+            f"`{name}` must be one of {', '.join(map(repr, allowed))}, but is {_describe(value)}. "
+            f"Leave it out {default}."
         )
 
 

@@ -5,20 +5,35 @@ from __future__ import annotations
 import os
 import threading
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers.utils.peft_utils import find_adapter_config_file
 
 from hf_specdec.config import SpeculativeConfig
-from hf_specdec.errors import DraftLoadError, IncompatibleDraftError
+from hf_specdec.errors import DraftLoadError, IncompatibleDraftError, InvalidConfigError
+from hf_specdec.memory import (
+    FOUR_BIT,
+    QUANTIZATIONS,
+    Choice,
+    choose_quantization,
+    fits,
+    free_bytes,
+    in_words,
+    skeleton_of,
+    weight_bytes,
+)
 from hf_specdec.placement import device_of
 
 # A draft that shares less of the target's vocabulary than this was surely made for another tokenizer.
 SMALLEST_SHARED_VOCABULARY = 0.5
 
-_DraftKey = tuple[str, str | None, bool, torch.dtype]
+_DraftKey = tuple[str, str | None, bool, torch.dtype, str]
 _loaded: weakref.WeakKeyDictionary[PreTrainedModel, dict[_DraftKey, PreTrainedModel]] = weakref.WeakKeyDictionary()
+_reasons: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -28,18 +43,19 @@ def resolve_draft(target: PreTrainedModel, draft_model: Any, config: Speculative
     Args:
         target: The model whose text is wanted.
         draft_model: A loaded causal LM, or the Hub id or local folder of one. By name it is loaded once per target,
-            with safetensors weights, in the target's dtype and on its device.
-        config: Gives `trust_remote_code` and `draft_revision`.
+            with safetensors weights, in the target's dtype or quantized, and on its device.
+        config: Gives `trust_remote_code`, `draft_revision` and `draft_quantization`.
 
     Raises:
-        DraftLoadError: The name does not lead to a causal LM that can be loaded.
+        DraftLoadError: The name does not lead to a causal LM that can be loaded, or its weights do not fit.
         IncompatibleDraftError: The draft cannot propose for this target.
+        InvalidConfigError: `draft_quantization` is not what the draft already is.
     """
-    draft = (
-        _load_once(target, os.fspath(draft_model), config)
-        if isinstance(draft_model, str | os.PathLike)
-        else _unwrapped(draft_model)
-    )
+    if isinstance(draft_model, str | os.PathLike):
+        draft = _load_once(target, os.fspath(draft_model), config)
+    else:
+        draft = _unwrapped(draft_model)
+        _refuse_other_quantization(draft.config, config.draft_quantization, f"this {type(draft).__name__} was loaded")
     check_compatibility(target, draft)
     return draft
 
@@ -48,6 +64,11 @@ def forget_drafts(target: PreTrainedModel) -> None:
     """Free the drafts that were loaded by name for `target`."""
     with _lock:
         _loaded.pop(target, None)
+
+
+def quantization_of(draft: PreTrainedModel) -> tuple[str, str]:
+    """Return how a draft's weights are stored ("none", "nf4", "fp4", "int8", or another method's name) and why."""
+    return _stored_as(draft.config) or "none", _reasons.get(draft, "the caller loaded it")
 
 
 def check_compatibility(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -99,7 +120,7 @@ def _unwrapped(draft_model: Any) -> PreTrainedModel:
 
 
 def _load_once(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreTrainedModel:
-    key = (name, config.draft_revision, config.trust_remote_code, target.dtype)
+    key = (name, config.draft_revision, config.trust_remote_code, target.dtype, config.draft_quantization)
     with _lock:
         drafts = _loaded.setdefault(target, {})
         if key not in drafts:
@@ -114,21 +135,18 @@ def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreT
             "`draft_model` must be a loaded model, or the Hub id or local folder of a causal LM, but there is no "
             f"folder {name!r}. Check the path."
         )
-    try:
+    settings: dict[str, Any] = {
+        "revision": config.draft_revision or "main",
+        "trust_remote_code": config.trust_remote_code,
+    }
+    choice, is_to_be_quantized = _quantization_for(target, name, config)
+    if is_to_be_quantized:
+        settings["quantization_config"] = _bitsandbytes_config(choice.quantization, target.dtype)
+        settings["device_map"] = {"": device_of(target)}
+    with _as_load_error(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            name,
-            dtype=target.dtype,
-            revision=config.draft_revision or "main",
-            trust_remote_code=config.trust_remote_code,
-            use_safetensors=True,
-            output_loading_info=True,
+            name, dtype=target.dtype, use_safetensors=True, output_loading_info=True, **settings
         )
-    except Exception as error:  # a broken folder can make any of the host's loaders raise anything
-        raise DraftLoadError(
-            f"`draft_model` must be a loaded model, or the Hub id or local folder of a causal LM with safetensors "
-            f"weights, but {name!r} could not be loaded ({type(error).__name__}: {_first_line(error)}). Check the "
-            "name, or load the draft yourself and pass the model."
-        ) from error
     draft, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise DraftLoadError(
@@ -136,7 +154,92 @@ def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreT
             "for one), which would be random. Save the draft again, or load it yourself and pass the model."
         )
     ready: PreTrainedModel = _placed(draft, device_of(target)).eval()
+    _reasons[ready] = choice.reason
     return ready
+
+
+@contextmanager
+def _as_load_error(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # a broken folder can make any of the host's loaders raise anything
+        raise DraftLoadError(
+            f"`draft_model` must be a loaded model, or the Hub id or local folder of a causal LM with safetensors "
+            f"weights, but {name!r} could not be loaded ({type(error).__name__}: {_first_line(error)}). Check the "
+            "name, or load the draft yourself and pass the model."
+        ) from error
+
+
+# ---- quantization --------------------------------------------------------------------------------------------------
+
+
+def _quantization_for(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> tuple[Choice, bool]:
+    """Return how to store the draft's weights, before they are read, and whether that takes quantizing them.
+
+    Raises:
+        DraftLoadError: They do not fit into the free memory.
+        InvalidConfigError: The checkpoint is quantized in another way than asked for.
+    """
+    asked, device = config.draft_quantization, device_of(target)
+    with _as_load_error(name):
+        # An adapter's folder has no configuration of its own; the host finds its base model when it loads it.
+        is_adapter = find_adapter_config_file(name, revision=config.draft_revision or "main") is not None
+        if is_adapter and asked in ("auto", "none"):
+            return Choice("none", "it is an adapter"), False
+        draft_config = AutoConfig.from_pretrained(
+            name, revision=config.draft_revision or "main", trust_remote_code=config.trust_remote_code
+        )
+        if (stored := _stored_as(draft_config)) is None:
+            skeleton = skeleton_of(draft_config, target.dtype, trust_remote_code=config.trust_remote_code)
+    if stored is not None:
+        _refuse_other_quantization(draft_config, asked, f"the checkpoint {name!r} was saved")
+        return Choice(stored, "the checkpoint is quantized like that"), False
+    sizes, free = {kind: weight_bytes(skeleton, kind) for kind in QUANTIZATIONS}, free_bytes(device)
+    choice = choose_quantization(sizes, free, str(device)) if asked == "auto" else Choice(asked, "asked for")
+    if choice is None or not fits(sizes[choice.quantization], free):
+        raise DraftLoadError(_too_large(name, sizes, free or 0, device, asked))
+    return choice, choice.quantization != "none"
+
+
+def _too_large(name: str, sizes: dict[str, int], free: int, device: torch.device, asked: str) -> str:
+    listed = ", ".join(f"{in_words(size)} as {kind!r}" for kind, size in sizes.items())
+    nearest = next((kind for kind, size in sizes.items() if fits(size, free)), None)
+    remedy = f"Ask for `draft_quantization={nearest!r}`" if nearest else "Choose a smaller draft, or free memory"
+    return (
+        f"A draft's weights must fit into the free memory beside the target and leave some for its cache, but {name!r} "
+        f"takes {listed}, and {in_words(free)} are free on {device} (`draft_quantization` is {asked!r}). {remedy}."
+    )
+
+
+def _bitsandbytes_config(quantization: str, dtype: torch.dtype) -> BitsAndBytesConfig:
+    if quantization in FOUR_BIT:
+        # Quantizing the scales as well would save 0.4 bits per weight and make every step slower.
+        return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=quantization, bnb_4bit_compute_dtype=dtype)
+    # With a threshold, which columns are computed in 16 bit would depend on the other rows and positions.
+    return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+
+
+def _stored_as(config: Any) -> str | None:
+    """Return the name of a configuration's quantization, None without one."""
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        return None
+    values: dict[str, Any] = found if isinstance(found, dict) else found.to_dict()
+    if values.get("load_in_8bit") or values.get("_load_in_8bit"):
+        return "int8"
+    if values.get("load_in_4bit") or values.get("_load_in_4bit"):
+        return str(values.get("bnb_4bit_quant_type", "fp4"))
+    method = values.get("quant_method", "unknown")
+    return str(getattr(method, "value", method))
+
+
+def _refuse_other_quantization(config: Any, asked: str, how: str) -> None:
+    stored = _stored_as(config) or "none"
+    if asked not in ("auto", stored):
+        raise InvalidConfigError(
+            f"`draft_quantization` says how a draft that is given by name is loaded from unquantized weights, but is "
+            f"{asked!r}, and {how} as {stored!r}. Leave it out, or name an unquantized checkpoint."
+        )
 
 
 def _placed(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:

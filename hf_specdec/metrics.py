@@ -160,6 +160,8 @@ class SpeculationStats:
         lane: How the target was run: "ragged" (own cache, one length per row), "compatible" (the host's cache, rows
             move together), or "plain" (without speculation).
         draft_lane: The same of the draft; "plain" when there was none.
+        draft_quantization: How the draft's weights were stored: "none", "nf4", "fp4", "int8", or another method's name.
+        draft_quantization_reason: Why.
         num_replayed_tokens: Tokens the target read again at the head of a verification, to bring a recurrent state
             back to where it was before rejected tokens.
         num_replay_forwards: Forwards of the target that only did that; counted among `num_target_forwards`.
@@ -181,6 +183,8 @@ class SpeculationStats:
     fallbacks: list[str] = field(default_factory=list)
     lane: str = "ragged"
     draft_lane: str = "ragged"
+    draft_quantization: str = "none"
+    draft_quantization_reason: str = ""
     num_replayed_tokens: int = 0
     num_replay_forwards: int = 0
     verification: str = "block"

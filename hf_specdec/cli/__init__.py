@@ -12,6 +12,7 @@ import typer
 from hf_specdec.cli.demo import demo
 from hf_specdec.cli.env import env
 from hf_specdec.cli.generate import generate
+from hf_specdec.cli.plan import plan
 from hf_specdec.cli.simulate import simulate
 from hf_specdec.errors import SpecDecError
 
@@ -26,6 +27,7 @@ app.command()(demo)
 app.command()(generate)
 app.command()(env)
 app.command()(simulate)
+app.command()(plan)
 
 
 @dataclass(slots=True)

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2] / PACKAGE
 RANKS = {
     "errors": 0,
     "hints": 1,
+    "bandwidth": 1,
     "learned": 3,
     "metrics": 1,
     "placement": 1,
@@ -42,7 +43,7 @@ RANKS = {
 }
 RANK_OF_THE_PACKAGE_ITSELF = 5.25  # its __init__ imports generation, so only those above may import names from it
 
-FREE_OF_TORCH = {"errors", "config", "hints", "metrics", "controller"}
+FREE_OF_TORCH = {"bandwidth", "errors", "config", "hints", "metrics", "controller"}
 MAY_USE_PRIVATE_HOST_NAMES = {"generation", "engine.host", "engine.cache"}
 SYNCING_CALLS = {"item", "tolist", "cpu"}
 NAMES_THAT_SAY_NOTHING = {"utils", "helpers", "common", "misc"}
