@@ -57,7 +57,9 @@ class ModelSize:
     Attributes:
         weight_bytes: Of all weights.
         read_bytes: Of those that every forward reads: all but an embedding table that is only looked up in.
-        num_parameters: Parameters, each of which takes a multiplication and an addition per token.
+        num_parameters: Parameters that a token meets, each of which takes a multiplication and an addition.
+        expert_bytes: Of `read_bytes`, those of experts, of which a token meets only some.
+        expert_share: The share of the experts that a token meets, 0..1.
         cache_bytes_per_token: What a row's cache grows by per token.
         cache_bytes_per_row: What a row's cache holds whatever its length: recurrent states.
         vocab_size: Entries of the vocabulary.
@@ -69,6 +71,13 @@ class ModelSize:
     cache_bytes_per_token: int
     cache_bytes_per_row: int
     vocab_size: int
+    expert_bytes: int = 0
+    expert_share: float = 1.0
+
+    def bytes_read(self, num_tokens: int) -> float:
+        """Return the bytes of weights that a forward over so many tokens reads, whose experts are chosen at random."""
+        unread = self.expert_bytes * (1.0 - self.expert_share) ** num_tokens
+        return self.read_bytes - unread
 
     def cache_bytes(self, num_rows: int, num_tokens: float) -> float:
         """Return the bytes of a batch's cache."""
@@ -147,16 +156,18 @@ def best_length(target: ModelSize, draft: ModelSize, situation: Situation) -> in
     return max(LENGTHS, key=lambda length: _tokens_per_second(target, draft, situation, length))
 
 
-def step_seconds(model: ModelSize, situation: Situation, num_reading: int = 1) -> float:
-    """Return the seconds of a forward over one token per row."""
-    read = model.read_bytes + model.cache_bytes(situation.num_rows, situation.mean_length)
+def step_seconds(model: ModelSize, situation: Situation, num_reading: int = 1, num_tokens: int = 1) -> float:
+    """Return the seconds in which a forward over so many tokens per row reads what it needs, or computes one token."""
+    read = model.bytes_read(situation.num_rows * num_tokens) + model.cache_bytes(
+        situation.num_rows, situation.mean_length
+    )
     by_reading = read / (situation.accelerator.bandwidth * situation.efficiency * num_reading)
     return max(by_reading, _computing_seconds(model, situation, situation.num_rows, num_reading))
 
 
 def verify_seconds(target: ModelSize, situation: Situation, num_draft_tokens: int) -> float:
     """Return the seconds of a verification of K draft tokens per row."""
-    reading = step_seconds(target, situation, situation.num_reading)
+    reading = step_seconds(target, situation, situation.num_reading, num_draft_tokens + 1)
     reading *= 1 + situation.verified_token_share * num_draft_tokens
     num_tokens = situation.num_rows * (num_draft_tokens + 1)
     return max(reading, _computing_seconds(target, situation, num_tokens, situation.num_reading))

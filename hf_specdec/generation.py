@@ -118,6 +118,7 @@ def disable(model: Any = None) -> Any:
     """
     if model is None:
         GenerationMixin.generate = _host_generate  # type: ignore[method-assign]
+        forget_drafts(None)
         forget_learned(None)
         return None
     target = _inner_model(model)

@@ -60,15 +60,18 @@ def resolve_draft(target: PreTrainedModel, draft_model: Any, config: Speculative
     return draft
 
 
-def forget_drafts(target: PreTrainedModel) -> None:
-    """Free the drafts that were loaded by name for `target`."""
+def forget_drafts(target: PreTrainedModel | None) -> None:
+    """Free the drafts that were loaded by name for `target`, or for every target."""
     with _lock:
-        _loaded.pop(target, None)
+        if target is None:
+            _loaded.clear()
+        else:
+            _loaded.pop(target, None)
 
 
 def quantization_of(draft: PreTrainedModel) -> tuple[str, str]:
     """Return how a draft's weights are stored ("none", "nf4", "fp4", "int8", or another method's name) and why."""
-    return _stored_as(draft.config) or "none", _reasons.get(draft, "the caller loaded it")
+    return stored_as(draft.config) or "none", _reasons.get(draft, "the caller loaded it")
 
 
 def check_compatibility(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -186,10 +189,12 @@ def _quantization_for(target: PreTrainedModel, name: str, config: SpeculativeCon
         is_adapter = find_adapter_config_file(name, revision=config.draft_revision or "main") is not None
         if is_adapter and asked in ("auto", "none"):
             return Choice("none", "it is an adapter"), False
+        if is_adapter:
+            raise ValueError(f"an adapter cannot be quantized here: leave out `draft_quantization={asked!r}`")
         draft_config = AutoConfig.from_pretrained(
             name, revision=config.draft_revision or "main", trust_remote_code=config.trust_remote_code
         )
-        if (stored := _stored_as(draft_config)) is None:
+        if (stored := stored_as(draft_config)) is None:
             skeleton = skeleton_of(draft_config, target.dtype, trust_remote_code=config.trust_remote_code)
     if stored is not None:
         _refuse_other_quantization(draft_config, asked, f"the checkpoint {name!r} was saved")
@@ -219,12 +224,12 @@ def _bitsandbytes_config(quantization: str, dtype: torch.dtype) -> BitsAndBytesC
     return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
 
 
-def _stored_as(config: Any) -> str | None:
+def stored_as(config: Any) -> str | None:
     """Return the name of a configuration's quantization, None without one."""
     found = getattr(config, "quantization_config", None)
-    if found is None:
+    if not found:
         return None
-    values: dict[str, Any] = found if isinstance(found, dict) else found.to_dict()
+    values: Any = found if isinstance(found, dict) else getattr(found, "to_dict", dict)()
     if values.get("load_in_8bit") or values.get("_load_in_8bit"):
         return "int8"
     if values.get("load_in_4bit") or values.get("_load_in_4bit"):
@@ -234,11 +239,12 @@ def _stored_as(config: Any) -> str | None:
 
 
 def _refuse_other_quantization(config: Any, asked: str, how: str) -> None:
-    stored = _stored_as(config) or "none"
+    stored = stored_as(config) or "none"
     if asked not in ("auto", stored):
+        found = "unquantized" if stored == "none" else f"as {stored!r}"
         raise InvalidConfigError(
-            f"`draft_quantization` says how a draft that is given by name is loaded from unquantized weights, but is "
-            f"{asked!r}, and {how} as {stored!r}. Leave it out, or name an unquantized checkpoint."
+            "`draft_quantization` says how a draft that is given by name is loaded from unquantized weights, but is "
+            f"{asked!r}, and {how} {found}. Leave it out, or name an unquantized checkpoint."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,6 +30,8 @@ SCALE_BYTES = 4
 # An odd number that no model has as a dimension of its own.
 PROBE_LENGTH = 157
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")
+GROWING = ("keys", "values")
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 # Of free memory, for weights; the rest is for the draft's cache and what a forward needs in passing.
 WEIGHT_SHARE = 0.9
 
@@ -72,41 +73,69 @@ def size_of(
     looked_up = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
     is_tied = head is None or head.weight is looked_up
-    per_row, per_token = cache_bytes(model)
+    # Some kernels refuse other dtypes even where nothing is computed.
+    per_row, per_token = cache_bytes(skeleton_of(config, torch.bfloat16, trust_remote_code=trust_remote_code))
+    wider = dtype.itemsize / torch.bfloat16.itemsize
+    experts, share = [own for name, own in model.named_parameters() if ".experts." in name], _expert_share(model.config)
+    num_in_experts = sum(parameter.numel() for parameter in experts)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     return ModelSize(
         weight_bytes=weights,
         read_bytes=weights - (0 if is_tied else _bytes(looked_up)),
-        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
-        cache_bytes_per_token=per_token,
-        cache_bytes_per_row=per_row,
+        num_parameters=round(num_parameters - (1 - share) * num_in_experts),
+        cache_bytes_per_token=round(wider * per_token),
+        cache_bytes_per_row=round(wider * per_row),
         vocab_size=model.config.get_text_config(decoder=True).vocab_size,
+        # bitsandbytes leaves experts alone, which are no linear layers.
+        expert_bytes=sum(map(_bytes, experts)),
+        expert_share=share,
     )
+
+
+def _expert_share(config: Any) -> float:
+    """Return the share of the experts that a token meets."""
+    text = config.get_text_config(decoder=True)
+    total = next((count for name in EXPERT_COUNTS if (count := getattr(text, name, None))), None)
+    met = getattr(text, "num_experts_per_tok", None)
+    return min(met / total, 1.0) if met and total else 1.0
 
 
 def cache_bytes(model: PreTrainedModel) -> tuple[int, int]:
     """Return the bytes of a row's cache that do not depend on its length, and those for each token.
 
+    Keys and values count as if all were kept, also where the host would drop those outside a window.
+
     Args:
         model: A `skeleton_of` a model, which is run without computing anything.
+
+    Raises:
+        ValueError: It has no cache that is known.
     """
     ids = torch.zeros(1, PROBE_LENGTH, dtype=torch.long, device="meta")
     with torch.no_grad():
-        outputs: Any = model(input_ids=ids, use_cache=True)
+        outputs: Any = model(input_ids=ids, use_cache=True, return_dict=True)
     cache = next((outputs[name] for name in CACHE_NAMES if name in outputs), None)
+    if cache is None:
+        raise ValueError(f"{type(model).__name__} returns no cache that is known")
     per_row, per_token = 0, 0
-    for tensor in _tensors_of(cache):
-        if PROBE_LENGTH in tensor.shape[1:]:
-            per_token += _bytes(tensor) // PROBE_LENGTH
-        else:
-            per_row += _bytes(tensor)
+    for holder in getattr(cache, "layers", None) or [cache]:
+        for name, value in vars(holder).items():
+            for tensor in _tensors_in(value):
+                if name in GROWING and tensor.ndim == 4:
+                    per_token += _bytes(tensor) // tensor.shape[-2]
+                elif PROBE_LENGTH in tensor.shape[1:]:
+                    per_token += _bytes(tensor) // PROBE_LENGTH
+                elif tensor.ndim > 1:  # others only count
+                    per_row += _bytes(tensor)
     return per_row, per_token
 
 
-def _tensors_of(cache: Any) -> Iterator[torch.Tensor]:
-    holders = getattr(cache, "layers", None) or [cache]
-    for value in itertools.chain.from_iterable(vars(holder).values() for holder in holders):
-        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
-        yield from (part for part in parts if isinstance(part, torch.Tensor))
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_in(part)
 
 
 def _quantized_bytes(module: nn.Module, quantization: str) -> int:
@@ -137,7 +166,7 @@ def choose_quantization(sizes: Mapping[str, int], free: int | None, place: str) 
     one in 16, and one in 8 bits longer still. So weights stay as they are where they fit.
 
     Args:
-        sizes: Bytes by quantization.
+        sizes: Bytes by quantization, of weights or of all that has to fit.
         free: Free bytes there; None if unknown, which counts as enough.
         place: What to call the device.
     """

@@ -333,7 +333,9 @@ class SpeculationStats:
                 + (f" ({self.num_plain_steps} without a draft)" if self.num_plain_steps else ""),
                 f"draft {self.draft_seconds:.2f} s, verify {self.verify_seconds:.2f} s, "
                 f"overhead {self.overhead_seconds:.2f} s",
-                f"{self.lane} lane, {self.verification} verification" + (", lockstep" if self.is_lockstep else ""),
+                f"{self.lane} lane, {self.verification} verification"
+                + (", lockstep" if self.is_lockstep else "")
+                + (f", draft in {self.draft_quantization}" if self.draft_quantization != "none" else ""),
                 *(f"fallback: {reason}" for reason in self.fallbacks),
             ]
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,8 +49,17 @@ class Dtype(StrEnum):
     float32 = "float32"
 
 
+class TargetQuantization(StrEnum):
+    """How the target's weights are stored."""
+
+    none = "none"
+    nf4 = "nf4"
+    fp4 = "fp4"
+    int8 = "int8"
+
+
 class Quantization(StrEnum):
-    """How weights are stored."""
+    """How the draft's weights are stored."""
 
     auto = "auto"
     none = "none"
@@ -70,9 +81,13 @@ def plan(
     batch_size: Annotated[int, typer.Option(min=1)] = 1,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Per row.")] = 1024,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Per row.")] = 512,
-    dtype: Annotated[Dtype, typer.Option()] = Dtype.bfloat16,
-    target_quantization: Annotated[Quantization, typer.Option()] = Quantization.none,
-    draft_quantization: Annotated[Quantization, typer.Option()] = Quantization.auto,
+    dtype: Annotated[Dtype, typer.Option(help="Of unquantized weights and of caches.")] = Dtype.bfloat16,
+    target_quantization: Annotated[
+        TargetQuantization, typer.Option(help="How the target's weights are stored.")
+    ] = TargetQuantization.none,
+    draft_quantization: Annotated[
+        Quantization, typer.Option(help="The draft's; auto is none where that fits beside the target, else nf4.")
+    ] = Quantization.auto,
     acceptance: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Chance of a draft token when the ones before it were accepted.")
     ] = 0.8,
@@ -111,8 +126,6 @@ def describe(target: ModelSize, drafts: dict[str, ModelSize], situation: Situati
         situation: Where and what is decoded.
         asked: The draft's quantization, or "auto".
     """
-    from hf_specdec.memory import choose_quantization
-
     total = situation.accelerator.memory * situation.num_devices
     place = f"{situation.num_devices} × {situation.accelerator.name}"
     left = int(total - memory_bytes(target, None, situation, max(_FIXED_LENGTHS)))
@@ -120,10 +133,7 @@ def describe(target: ModelSize, drafts: dict[str, ModelSize], situation: Situati
         kind: size.weight_bytes + int(size.cache_bytes(situation.num_rows, situation.full_length))
         for kind, size in drafts.items()
     }
-    weights = {kind: size.weight_bytes for kind, size in drafts.items()}
-    choice = choose_quantization(weights, max(left, 0), place) if asked == "auto" else None
-    quantization = choice.quantization if choice is not None else "nf4" if asked == "auto" else asked
-    reason = choice.reason if choice is not None else "nothing larger fits" if asked == "auto" else "asked for"
+    quantization, reason = _chosen(needed, left, asked)
     draft = drafts[quantization]
     predictions = _predictions(target, draft, situation)
     return {
@@ -139,6 +149,19 @@ def describe(target: ModelSize, drafts: dict[str, ModelSize], situation: Situati
         "fits": needed[quantization] <= left,
         "predictions": {name: asdict(prediction) for name, prediction in predictions.items()},
     }
+
+
+def _chosen(needed: dict[str, int], left: int, asked: str) -> tuple[str, str]:
+    """Return the quantization to plan with, and why."""
+    from hf_specdec.memory import in_words
+
+    if asked != "auto":
+        return asked, "asked for"
+    room = f"{in_words(max(left, 0))} are left beside the target"
+    for kind in ("none", "nf4"):
+        if needed[kind] <= left:
+            return kind, f"it takes {in_words(needed[kind])} with its cache, and {room}"
+    return "nf4", f"it does not fit either: it takes {in_words(needed['nf4'])} with its cache, and {room}"
 
 
 def _predictions(target: ModelSize, draft: ModelSize, situation: Situation) -> dict[str, Prediction]:
@@ -158,7 +181,7 @@ class _Sizes:
     """Sizes of target and draft, from their configurations."""
 
     def __init__(
-        self, target: str, draft: str, dtype: str, target_quantization: Quantization, *, trust_remote_code: bool
+        self, target: str, draft: str, dtype: str, target_quantization: TargetQuantization, *, trust_remote_code: bool
     ) -> None:
         import torch
 
@@ -167,26 +190,52 @@ class _Sizes:
         stored_as: torch.dtype = getattr(torch, dtype)
         options: dict[str, bool] = {"trust_remote_code": trust_remote_code}
         of_target, of_draft = (_config_of(name, **options) for name in (target, draft))
-        kind = "none" if target_quantization is Quantization.auto else target_quantization.value
-        self.target = size_of(of_target, stored_as, kind, **options)
-        self.drafts = {kind: size_of(of_draft, stored_as, kind, **options) for kind in QUANTIZATIONS}
+        kind = target_quantization.value
+        with _as_usage_error(target):
+            self.target = size_of(of_target, stored_as, kind, **options)
+        with _as_usage_error(draft):
+            self.drafts = {kind: size_of(of_draft, stored_as, kind, **options) for kind in QUANTIZATIONS}
 
 
 def _config_of(name: str, *, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
+
+    from hf_specdec.loading import stored_as
 
     rule = "`hf-specdec plan` needs the configuration of a causal LM, by Hub id or local folder"
     is_path = os.path.isabs(name) or name.startswith(".")
     if is_path and not os.path.isdir(name):
         raise ValueError(f"{rule}, but there is no folder {name!r}. Check the path.")
     try:
-        return AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+        config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:  # a broken folder can make any of the host's loaders raise anything
-        first_line = next(iter(str(error).strip().splitlines()), "")
         raise ValueError(
-            f"{rule}, but that of {name!r} could not be read ({type(error).__name__}: {first_line}). Check the name; "
-            "without a network, give a folder that holds its config.json."
+            f"{rule}, but that of {name!r} could not be read ({_shortened(error)}). Check the name; without a network, "
+            "give a folder that holds its config.json."
         ) from error
+    if (kind := stored_as(config)) is not None:
+        raise ValueError(
+            f"{rule} whose weights are not quantized yet, but {name!r} says {kind!r}. Name the checkpoint it was made "
+            "from, and say with `--target-quantization` or `--draft-quantization` how it is stored."
+        )
+    return config
+
+
+@contextmanager
+def _as_usage_error(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # what a class makes of an odd configuration can raise anything
+        raise ValueError(
+            f"`hf-specdec plan` builds the model of a configuration without its weights, as a causal LM, but that of "
+            f"{name!r} could not be built or run ({_shortened(error)}). Name a decoder-only model that transformers "
+            "can load."
+        ) from error
+
+
+def _shortened(error: Exception) -> str:
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first_line[:160]}"
 
 
 def _accelerator(name: str | None) -> Accelerator:
@@ -214,14 +263,19 @@ def _print(values: dict[str, Any], situation: Situation) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, _LEAST_WIDTH)
-    memory = Table("", "weights", "cache", "fits", title=f"{values['gpu']}, {in_words(values['total_bytes'])}")
-    memory.add_row("target", *_words(values["target"], in_words), "yes" if values["target_fits"] else "no")
+    memory = Table(
+        "", "weights", "cache", "fits beside the target", title=f"{values['gpu']}, {in_words(values['total_bytes'])}"
+    )
+    memory.add_row(
+        "target", *_words(values["target"], in_words), "alone: " + ("yes" if values["target_fits"] else "no")
+    )
     for kind, own in values["drafts"].items():
         memory.add_row(f"draft, {kind}", *_words(own, in_words), "yes" if own["fits"] else "no")
     console.print(memory)
+    workspace = in_words(values["workspace_bytes"])
     console.print(
-        f"A round takes {in_words(values['workspace_bytes'])} more in passing, {in_words(values['reserved_bytes'])} of "
-        f"it reserved by the driver. Draft: {values['draft_quantization']} ({values['draft_quantization_reason']}).",
+        f"{workspace} more are taken in passing and reserved by the driver. "
+        f"Draft: {values['draft_quantization']} ({values['draft_quantization_reason']}).",
         markup=False,
     )
     speeds = Table("", "tokens/s per row", "time to first token", "memory", title="Predicted, not measured")
@@ -234,6 +288,8 @@ def _print(values: dict[str, Any], situation: Situation) -> None:
             f"{own['utilisation']:.0%}",
         )
     console.print(speeds)
+    if not (values["target_fits"] and values["fits"]):
+        console.print("The pair does not fit: these speeds would take more memory than there is.")
     console.print(
         f"Bound by memory: {situation.efficiency:.0%} of {situation.accelerator.bandwidth / 1e12:.2f} TB/s, "
         f"{situation.num_reading} device(s) reading at a time, {situation.acceptance:.0%} of draft tokens accepted.",

@@ -14,7 +14,7 @@ from hf_specdec.controller.ledger import Ledger, Progress
 from hf_specdec.controller.protocol import Outlook
 from hf_specdec.controller.stopping import InRoundStop
 from hf_specdec.controller.survival import DISCOUNT, Survival
-from hf_specdec.hints import checked_hints
+from hf_specdec.hints import LARGEST_COST_RATIO, checked_hints
 from hf_specdec.metrics import ProbeRecord, RoundRecord
 
 # The lengths to choose from; few, so that each is measured often and a captured graph per length stays possible.
@@ -204,7 +204,7 @@ class AdaptiveDraftLength:
         return {
             "survival": [round(value, 4) for value in self._survival.curve(MAX_DRAFT_TOKENS)],
             **self._stop.hints(),
-            "cost_ratio": None if ratio is None else round(ratio, 4),
+            "cost_ratio": None if ratio is None or math.isnan(ratio) else round(min(ratio, LARGEST_COST_RATIO), 4),
             "num_draft_tokens": self._best_length(self._outlook)[0] if costs.are_known and self._is_on else 0,
         }
 
@@ -262,7 +262,7 @@ class AdaptiveDraftLength:
         rate = self._drafting_rate(outlook)
         if plain and self._gains.last_speed is not None:
             rate = min(rate, self._gains.last_speed / plain)
-        saved = max(plain - 1 / rate, PROBE_SHARE * plain)
+        saved = max(plain - 1 / max(rate, SHORTEST), PROBE_SHARE * plain)
         return costs.catch_up(outlook.num_unread_tokens) <= outlook.num_remaining_tokens * saved
 
     def _pays_after_probe(self, plain: float) -> bool:

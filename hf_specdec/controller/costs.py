@@ -11,6 +11,7 @@ from hf_specdec.controller.load import Load
 from hf_specdec.metrics import RoundRecord
 
 PLAIN_WINDOW = 7
+FEWEST_DRAFTS = 2
 # Until two lengths are measured: what each further token adds to a verification, as a share of a plain step.
 FIRST_SLOPE = 0.01
 # Shorter catch-ups are all fixed cost and would exaggerate what a token costs.
@@ -115,13 +116,15 @@ class Costs:
     def forget_draft(self) -> None:
         """Forget what drafting takes, so that it is measured again."""
         self._draft = Curve(is_straight=True)
+        self._after_draft = Curve()
         self._cost_ratio = None
         self.num_draft_rounds = 0
 
     @property
     def are_known(self) -> bool:
-        """Whether a round's time can be estimated."""
-        return self.plain is not None and self.draft_step is not None
+        """Whether a round's time can be estimated: a first draft alone is slow and says little."""
+        is_timed = self._draft.is_empty or self.num_draft_rounds >= FEWEST_DRAFTS
+        return self.plain is not None and self.draft_step is not None and is_timed
 
     def catch_up(self, num_tokens: int) -> float:
         """Estimate the seconds in which the draft reads `num_tokens` per row."""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import accumulate, combinations
-from statistics import median
+from statistics import median_low
 
 WINDOW = 31
 # In rounds; an estimate this old has outlived the context length or the load that it was measured under.
 LONGEST_AGE = 400
 # The straight line through all counts weighs as much as so many measurements of a single one.
 PULL = 1.0
+# A time this much longer than the line through better known counts is a surprise.
+SURPRISE = 1.3
 LONGEST_TABLE = 40
 
 
@@ -34,9 +36,9 @@ class Samples:
 
     @property
     def median(self) -> float | None:
-        """The median, None without samples."""
+        """The median, of two the lower one, since what is wrong with a time makes it too long; None without samples."""
         if self._median is None and self.values:
-            self._median = median(seconds for _, seconds in self.values)
+            self._median = median_low(seconds for _, seconds in self.values)
         return self._median
 
 
@@ -98,7 +100,7 @@ class Curve:
 
     def _rising(self, first_slope: float | None) -> list[float]:
         """Return the estimates at 0, 1, 2, …: reading more is never faster, whatever the noise says."""
-        points = self._points()
+        points = self._points(first_slope)
         start, slope = _line(points, first_slope)
         known = {} if self._is_straight else {count: (seconds, weight) for count, seconds, weight in points}
         pools: list[tuple[float, float, int]] = []
@@ -112,16 +114,27 @@ class Curve:
                 pools[-2:] = [((low * low_weight + high * high_weight) / weight, weight, low_width + high_width)]
         return [value for value, _, width in pools for _ in range(width)]
 
-    def _points(self) -> list[tuple[int, float, float]]:
-        points = []
+    def _points(self, first_slope: float | None) -> list[tuple[int, float, float]]:
+        """Return count, seconds and weight of every count that is believed.
+
+        The first pass over a new number of tokens often takes several times as long as the next: memory is laid out,
+        kernels are chosen. So one slow time of a count is only believed once there are two.
+        """
+        points: list[tuple[int, float, float]] = []
+        unsure: list[tuple[int, float, float]] = []
         for count in sorted(self._samples):
             samples = self._samples[count]
             samples.forget_before(self._now - LONGEST_AGE)
             if samples.median is None:
                 del self._samples[count]
             else:
-                points.append((count, samples.median, float(len(samples.values))))
-        return points
+                point = (count, samples.median, float(len(samples.values)))
+                (points if len(samples.values) > 1 else unsure).append(point)
+        if not points:
+            return unsure
+        start, slope = _line(points, first_slope)
+        believed = [point for point in unsure if point[1] <= SURPRISE * (start + slope * point[0])]
+        return sorted(points + believed)
 
 
 def _line(points: list[tuple[int, float, float]], first_slope: float | None) -> tuple[float, float]:

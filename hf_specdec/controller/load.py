@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from statistics import median
 
@@ -28,6 +29,8 @@ class Load:
         """Take in how long something took that took as long as `known` before, divided by the factor then."""
         if known is None or not known.median or len(known.values) < FEWEST_KNOWN:
             return
+        if not 0.0 < seconds < math.inf:
+            return  # clocks can stand still
         self._ratios.append(seconds / known.median)
         is_shifted = len(self._ratios) == WINDOW and (min(self._ratios) > 1.0 or max(self._ratios) < 1.0)
         self.factor = median(self._ratios) if is_shifted else 1.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import BertConfig, LlamaConfig, MistralConfig, MixtralConfig, T5Config
 from typer.testing import CliRunner
 
 import models
@@ -62,13 +62,21 @@ def test_tensors_split_over_devices_are_read_at_once(runner: CliRunner, folders:
     assert plain[1]["tokens_per_second"] == pytest.approx(2 * plain[0]["tokens_per_second"])
 
 
-def test_auto_takes_four_bits_where_memory_is_short(runner: CliRunner, folders: tuple[Path, Path]) -> None:
-    options = ["--gpu", "h200", "--target-quantization", "none", "--max-new-tokens", "64", "--prompt-tokens", "64"]
-    values = planned(runner, folders, *options)
-    assert not values["target_fits"]
-    values = planned(runner, (folders[1], folders[1]), "--gpu", "a10g", "--batch-size", "600")
-    assert values["draft_quantization"] == "nf4"
-    assert not values["fits"]
+def test_auto_takes_four_bits_where_memory_is_short_and_says_where_nothing_fits(
+    runner: CliRunner, folders: tuple[Path, Path]
+) -> None:
+    small = (folders[1], folders[1])
+    rows = {"none": "240", "nf4": "300", "nothing": "600"}
+    plans = {kind: planned(runner, small, "--gpu", "a10g", "--batch-size", size) for kind, size in rows.items()}
+    shared = planned(runner, small, "--gpu", "a10g", "--batch-size", "1")
+    assert (shared["draft_quantization"], shared["fits"]) == ("none", True)
+    for own in plans.values():
+        kind = own["draft_quantization"]
+        assert own["fits"] == own["drafts"][kind]["fits"]
+        assert ("does not fit either" in own["draft_quantization_reason"]) is not own["fits"]
+    assert not plans["nothing"]["fits"]
+    printed = runner.invoke(app, ["plan", *map(str, small), "--gpu", "a10g", "--batch-size", "600"]).stdout
+    assert "The pair does not fit" in printed
 
 
 def test_an_asked_for_quantization_is_planned_with(runner: CliRunner, folders: tuple[Path, Path]) -> None:
@@ -114,6 +122,62 @@ def test_a_missing_configuration_is_named(
         main(["plan", target, str(folders[1]), "--gpu", "h100"])
     assert raised.value.code == 1
     assert target in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (BertConfig(), "could not be built or run"),
+        (T5Config(), "could not be built or run"),
+        (LlamaConfig(quantization_config={"quant_method": "gptq", "bits": 4}), "says 'gptq'"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_a_sentence(
+    capsys: pytest.CaptureFixture[str], folders: tuple[Path, Path], tmp_path: Path, config: Any, words: str
+) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(SystemExit) as raised:
+        main(["plan", str(folders[1]), str(tmp_path), "--gpu", "h100"])
+    assert raised.value.code == 1
+    message = capsys.readouterr().err
+    assert words in message
+    assert len(message) < 800
+
+
+def test_a_token_reads_only_its_own_experts() -> None:
+    config = MixtralConfig(
+        vocab_size=64,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+    )
+    size = size_of(config, torch.float32)
+    experts = 2 * 8 * 3 * 64 * 96
+    assert size.expert_bytes == 4 * experts
+    assert size.bytes_read(1) == size.read_bytes - 0.75 * 4 * experts
+    assert size.bytes_read(100) == pytest.approx(size.read_bytes)
+    assert size.num_parameters == size.weight_bytes // 4 - 0.75 * experts - buffer_values(config)
+
+
+def buffer_values(config: Any) -> int:
+    return sum(buffer.numel() for buffer in skeleton_of(config, torch.float32).buffers())
+
+
+def test_all_of_a_sliding_window_is_kept() -> None:
+    config = MistralConfig(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        sliding_window=32,
+    )
+    assert cache_bytes(skeleton_of(config, torch.float32)) == (0, 2 * 2 * 2 * 8 * 4)
 
 
 def test_a_recurrent_state_does_not_grow_and_keys_and_values_do() -> None:

@@ -156,7 +156,7 @@ def test_a_loaded_draft_stays_as_it_is(target: LlamaForCausalLM) -> None:
     draft = models.build_noisy(models.build_target())
     stats = run(target, draft, "none").speculation
     assert (stats.draft_quantization, stats.draft_quantization_reason) == ("none", "the caller loaded it")
-    with pytest.raises(InvalidConfigError, match="is 'nf4', and this LlamaForCausalLM was loaded as 'none'"):
+    with pytest.raises(InvalidConfigError, match="is 'nf4', and this LlamaForCausalLM was loaded unquantized"):
         run(target, draft, "nf4")
 
 
@@ -170,3 +170,30 @@ def test_an_adapter_is_a_draft_by_name(target: LlamaForCausalLM, folders: dict[s
         output = run(target, str(tmp_path))
     assert_same_ids(output.sequences, wanted)
     assert output.speculation.draft_quantization_reason == "it is an adapter"
+    with pytest.raises(DraftLoadError, match="an adapter cannot be quantized here"):
+        run(target, str(tmp_path), "nf4")
+
+
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_a_loaded_draft_that_names_no_quantization_has_none(target: LlamaForCausalLM, nothing: object) -> None:
+    draft = models.build_noisy(models.build_target())
+    draft.config.quantization_config = nothing
+    wanted = target.generate(**BATCH, max_new_tokens=12, do_sample=False)
+    assert_same_ids(run(target, draft, "none").sequences, wanted)
+
+
+def test_drafts_are_freed_by_the_process_wide_disable(folders: dict[str, str]) -> None:
+    target = models.build_target()
+    hf_specdec.enable()
+    try:
+        run(target, folders["noisy"], "nf4")
+        draft = weakref.ref(only_draft(target))
+    finally:
+        hf_specdec.disable()
+    gc.collect()
+    assert draft() is None
+
+
+def test_the_summary_names_the_quantization(target: LlamaForCausalLM, folders: dict[str, str]) -> None:
+    assert "draft in nf4" in str(run(target, folders["noisy"], "nf4").speculation)
+    assert "draft in" not in str(run(target, folders["noisy"], "none").speculation)

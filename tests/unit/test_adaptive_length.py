@@ -474,6 +474,21 @@ def test_hints_carry_over_what_was_learned() -> None:
     assert pupil.hints()["survival"] == pytest.approx(hints["survival"], abs=0.05)
 
 
+def test_hints_of_a_draft_however_slow_can_be_taken_in() -> None:
+    controller = AdaptiveDraftLength()
+    run(controller, always(0.9), 10, draft_step=150.0)
+    assert AdaptiveDraftLength(controller.hints()).hints()["cost_ratio"] == 100.0
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e300, float("inf")])
+def test_odd_clocks_end_nothing(seconds: float) -> None:
+    controller = AdaptiveDraftLength()
+    run(controller, always(0.9), 30)
+    for outlook in (Outlook(limit=3), READING, BATCH):
+        run(controller, always(0.9), 30, outlook, round_seconds=seconds, draft_step=seconds)
+    assert controller.next_num_draft_tokens(Outlook(limit=16, num_unread_tokens=50, num_remaining_tokens=5)) >= 0
+
+
 def test_hints_of_a_hopeless_draft_keep_it_off_from_the_start() -> None:
     hints = AdaptiveDraftLength().hints() | {"cost_ratio": 2.0}
     assert run(AdaptiveDraftLength(hints), always(1.0), 30, draft_step=2.0) == [0] * 30

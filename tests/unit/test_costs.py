@@ -233,6 +233,31 @@ def test_lengths_timed_on_a_busy_machine_compare_with_those_timed_before() -> No
     assert costs.round(6) == pytest.approx(1.8, rel=0.05)
 
 
+def test_a_clock_that_stands_still_says_nothing_of_the_load() -> None:
+    load, usual = Load(), known()
+    for seconds in (0.0, -1.0, float("nan"), float("inf")) * LOAD_WINDOW:
+        load.observe(seconds, usual)
+        assert load.factor == 1.0
+
+
+def test_a_first_pass_over_a_length_is_not_believed_to_be_slow() -> None:
+    made = curve((2, 1.0), (3, 1.1), (4, 1.2))
+    made.add(20, 6, 9.0)
+    assert made.seconds(6, 0.0) == pytest.approx(1.4, rel=0.02)
+    made.add(21, 6, 2.0)
+    assert made.seconds(6, 0.0) > 1.6
+
+
+def test_nothing_is_known_of_drafting_after_a_first_draft() -> None:
+    costs = Costs()
+    costs.observe(drafted(0, 1.0, 0.0))
+    costs.observe(drafted(4, 9.0, 2.0))
+    assert not costs.are_known
+    costs.observe(drafted(4, 1.6, 0.4))
+    assert costs.are_known
+    assert costs.round(4) == pytest.approx(1.6)
+
+
 def test_a_larger_batch_is_taken_to_catch_up_in_proportion_and_a_smaller_one_as_slowly() -> None:
     costs = Costs()
     costs.observe(drafted(0, 1.0, 0.0))
