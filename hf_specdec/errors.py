@@ -57,5 +57,11 @@ def warn_caller(message: str) -> None:
     warnings.warn(message, SpeculationWarning, stacklevel=level)
 
 
+def in_short(error: BaseException) -> str:
+    """Return an error's type and the first line of what it says; messages of the host can fill pages."""
+    first_line = next(iter(str(error).strip().splitlines()), "")
+    return f"{type(error).__name__}: {first_line}"
+
+
 def _is_inside(module: str) -> bool:
     return module.partition(".")[0] in {"hf_specdec", "transformers", "torch", "peft", "contextlib"}

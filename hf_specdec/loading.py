@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, P
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from hf_specdec.config import SpeculativeConfig
-from hf_specdec.errors import DraftLoadError, IncompatibleDraftError, InvalidConfigError
+from hf_specdec.errors import DraftLoadError, IncompatibleDraftError, InvalidConfigError, in_short
 from hf_specdec.memory import (
     FOUR_BIT,
     QUANTIZATIONS,
@@ -168,7 +168,7 @@ def _as_load_error(name: str) -> Iterator[None]:
     except Exception as error:  # a broken folder can make any of the host's loaders raise anything
         raise DraftLoadError(
             f"`draft_model` must be a loaded model, or the Hub id or local folder of a causal LM with safetensors "
-            f"weights, but {name!r} could not be loaded ({type(error).__name__}: {_first_line(error)}). Check the "
+            f"weights, but {name!r} could not be loaded ({in_short(error)}). Check the "
             "name, or load the draft yourself and pass the model."
         ) from error
 
@@ -252,8 +252,3 @@ def _placed(draft: PreTrainedModel, device: torch.device) -> PreTrainedModel:
     """Return a draft on the device; quantized ones, which the host already put there, may refuse to be moved."""
     placed: PreTrainedModel = draft if device_of(draft) == device else draft.to(device)  # type: ignore[arg-type]
     return placed
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,32 +64,42 @@ def weight_bytes(model: PreTrainedModel, quantization: str = "none") -> int:
     return total
 
 
-def size_of(
-    config: Any, dtype: torch.dtype, quantization: str = "none", *, trust_remote_code: bool = False
-) -> ModelSize:
-    """Return what the model of a configuration takes, without its weights."""
+def size_of(config: Any, dtype: torch.dtype) -> ModelSize:
+    """Return what the model of a configuration takes unquantized."""
+    return sizes_of(config, dtype, ["none"])["none"]
+
+
+def sizes_of(
+    config: Any, dtype: torch.dtype, quantizations: Sequence[str], *, trust_remote_code: bool = False
+) -> dict[str, ModelSize]:
+    """Return what the model of a configuration takes in each quantization, without its weights."""
     model = skeleton_of(config, dtype, trust_remote_code=trust_remote_code)
-    weights = weight_bytes(model, quantization)
     looked_up = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
     is_tied = head is None or head.weight is looked_up
     # Some kernels refuse other dtypes even where nothing is computed.
-    per_row, per_token = cache_bytes(skeleton_of(config, torch.bfloat16, trust_remote_code=trust_remote_code))
-    wider = dtype.itemsize / torch.bfloat16.itemsize
+    narrow = torch.bfloat16
+    runnable = model if dtype == narrow else skeleton_of(config, narrow, trust_remote_code=trust_remote_code)
+    per_row, per_token = cache_bytes(runnable)
+    wider = dtype.itemsize / narrow.itemsize
     experts, share = [own for name, own in model.named_parameters() if ".experts." in name], _expert_share(model.config)
     num_in_experts = sum(parameter.numel() for parameter in experts)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    return ModelSize(
-        weight_bytes=weights,
-        read_bytes=weights - (0 if is_tied else _bytes(looked_up)),
-        num_parameters=round(num_parameters - (1 - share) * num_in_experts),
-        cache_bytes_per_token=round(wider * per_token),
-        cache_bytes_per_row=round(wider * per_row),
-        vocab_size=model.config.get_text_config(decoder=True).vocab_size,
-        # bitsandbytes leaves experts alone, which are no linear layers.
-        expert_bytes=sum(map(_bytes, experts)),
-        expert_share=share,
-    )
+    weights = {quantization: weight_bytes(model, quantization) for quantization in quantizations}
+    return {
+        quantization: ModelSize(
+            weight_bytes=size,
+            read_bytes=size - (0 if is_tied else _bytes(looked_up)),
+            num_parameters=round(num_parameters - (1 - share) * num_in_experts),
+            cache_bytes_per_token=round(wider * per_token),
+            cache_bytes_per_row=round(wider * per_row),
+            vocab_size=model.config.get_text_config(decoder=True).vocab_size,
+            # bitsandbytes leaves experts alone, which are no linear layers.
+            expert_bytes=sum(map(_bytes, experts)),
+            expert_share=share,
+        )
+        for quantization, size in weights.items()
+    }
 
 
 def _expert_share(config: Any) -> float:
@@ -166,7 +176,7 @@ def choose_quantization(sizes: Mapping[str, int], free: int | None, place: str) 
     one in 16, and one in 8 bits longer still. So weights stay as they are where they fit.
 
     Args:
-        sizes: Bytes by quantization, of weights or of all that has to fit.
+        sizes: Bytes of the weights by quantization.
         free: Free bytes there; None if unknown, which counts as enough.
         place: What to call the device.
     """

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+
+from hf_specdec.cli.names import refuse_missing_folder
+from hf_specdec.errors import in_short
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -119,9 +121,7 @@ def _load(name: str, *, trust_remote_code: bool) -> PreTrainedModel:
     from transformers import AutoConfig
 
     rule = "`hf-specdec env` looks at a language model of transformers, given as Hub id or local folder"
-    is_path = os.path.isabs(name) or name.startswith(".")
-    if is_path and not os.path.isdir(name):
-        raise ValueError(f"{rule}, but there is no folder {name!r}. Check the path.")
+    refuse_missing_folder(rule, name)
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(name, **options)
@@ -129,9 +129,8 @@ def _load(name: str, *, trust_remote_code: bool) -> PreTrainedModel:
         placement = {"device_map": "auto"} if torch.cuda.is_available() else {}
         model: Any = _loader(config).from_pretrained(name, dtype="auto", **placement, **options)
     except Exception as error:  # a broken folder can make any of the host's loaders raise anything
-        first_line = next(iter(str(error).strip().splitlines()), "")
         raise ValueError(
-            f"{rule}, but {name!r} could not be loaded as one ({type(error).__name__}: {first_line}). Check the name, "
+            f"{rule}, but {name!r} could not be loaded as one ({in_short(error)}). Check the name, "
             "and that it names a model that generates text."
         ) from error
     loaded: PreTrainedModel = model.eval()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -26,12 +25,12 @@ from hf_specdec.bandwidth import (
     predict,
     workspace_bytes,
 )
-
-if TYPE_CHECKING:
-    import torch
+from hf_specdec.cli.names import refuse_missing_folder
+from hf_specdec.errors import in_short
 
 _FIXED_LENGTHS = (0, 4, 6)
 _LEAST_WIDTH = 100
+_LONGEST_QUOTE = 200
 
 
 class Parallelism(StrEnum):
@@ -50,7 +49,7 @@ class Dtype(StrEnum):
 
 
 class TargetQuantization(StrEnum):
-    """How the target's weights are stored."""
+    """What weights can be stored as."""
 
     none = "none"
     nf4 = "nf4"
@@ -99,7 +98,9 @@ def plan(
 ) -> None:
     """Say how much memory a pair takes, whether it fits, and how fast it should be; no weights are needed."""
     accelerator = _accelerator(gpu)
-    sizes = _Sizes(target, draft, dtype.value, target_quantization, trust_remote_code=trust_remote_code)
+    options = {"trust_remote_code": trust_remote_code}
+    of_target = _sizes_of(target, dtype.value, [target_quantization.value], **options)[target_quantization.value]
+    of_drafts = _sizes_of(draft, dtype.value, [kind.value for kind in TargetQuantization], **options)
     situation = Situation(
         accelerator=accelerator,
         num_devices=num_gpus,
@@ -110,7 +111,7 @@ def plan(
         num_new_tokens=max_new_tokens,
         acceptance=acceptance,
     )
-    values = describe(sizes.target, sizes.drafts, situation, draft_quantization.value)
+    values = describe(of_target, of_drafts, situation, draft_quantization.value)
     if json_output:
         print(json.dumps(values, indent=2))
         return
@@ -177,24 +178,15 @@ def _bytes_of(size: ModelSize, situation: Situation) -> dict[str, int]:
     }
 
 
-class _Sizes:
-    """Sizes of target and draft, from their configurations."""
+def _sizes_of(name: str, dtype: str, quantizations: list[str], *, trust_remote_code: bool) -> dict[str, ModelSize]:
+    """Return a model's sizes by quantization, from its configuration."""
+    import torch
 
-    def __init__(
-        self, target: str, draft: str, dtype: str, target_quantization: TargetQuantization, *, trust_remote_code: bool
-    ) -> None:
-        import torch
+    from hf_specdec.memory import sizes_of
 
-        from hf_specdec.memory import QUANTIZATIONS, size_of
-
-        stored_as: torch.dtype = getattr(torch, dtype)
-        options: dict[str, bool] = {"trust_remote_code": trust_remote_code}
-        of_target, of_draft = (_config_of(name, **options) for name in (target, draft))
-        kind = target_quantization.value
-        with _as_usage_error(target):
-            self.target = size_of(of_target, stored_as, kind, **options)
-        with _as_usage_error(draft):
-            self.drafts = {kind: size_of(of_draft, stored_as, kind, **options) for kind in QUANTIZATIONS}
+    config = _config_of(name, trust_remote_code=trust_remote_code)
+    with _as_usage_error(name):
+        return sizes_of(config, getattr(torch, dtype), quantizations, trust_remote_code=trust_remote_code)
 
 
 def _config_of(name: str, *, trust_remote_code: bool) -> Any:
@@ -203,9 +195,7 @@ def _config_of(name: str, *, trust_remote_code: bool) -> Any:
     from hf_specdec.loading import stored_as
 
     rule = "`hf-specdec plan` needs the configuration of a causal LM, by Hub id or local folder"
-    is_path = os.path.isabs(name) or name.startswith(".")
-    if is_path and not os.path.isdir(name):
-        raise ValueError(f"{rule}, but there is no folder {name!r}. Check the path.")
+    refuse_missing_folder(rule, name)
     try:
         config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
     except Exception as error:  # a broken folder can make any of the host's loaders raise anything
@@ -234,8 +224,8 @@ def _as_usage_error(name: str) -> Iterator[None]:
 
 
 def _shortened(error: Exception) -> str:
-    first_line = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {first_line[:160]}"
+    # The first line of some names every model there is.
+    return in_short(error)[:_LONGEST_QUOTE]
 
 
 def _accelerator(name: str | None) -> Accelerator:
@@ -266,11 +256,9 @@ def _print(values: dict[str, Any], situation: Situation) -> None:
     memory = Table(
         "", "weights", "cache", "fits beside the target", title=f"{values['gpu']}, {in_words(values['total_bytes'])}"
     )
-    memory.add_row(
-        "target", *_words(values["target"], in_words), "alone: " + ("yes" if values["target_fits"] else "no")
-    )
+    memory.add_row("target", *_words(values["target"]), "alone: " + ("yes" if values["target_fits"] else "no"))
     for kind, own in values["drafts"].items():
-        memory.add_row(f"draft, {kind}", *_words(own, in_words), "yes" if own["fits"] else "no")
+        memory.add_row(f"draft, {kind}", *_words(own), "yes" if own["fits"] else "no")
     console.print(memory)
     workspace = in_words(values["workspace_bytes"])
     console.print(
@@ -297,5 +285,7 @@ def _print(values: dict[str, Any], situation: Situation) -> None:
     )
 
 
-def _words(own: dict[str, Any], in_words: Any) -> tuple[str, str]:
+def _words(own: dict[str, Any]) -> tuple[str, str]:
+    from hf_specdec.memory import in_words
+
     return in_words(own["weight_bytes"]), in_words(own["cache_bytes"])

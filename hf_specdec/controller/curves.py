@@ -100,8 +100,7 @@ class Curve:
 
     def _rising(self, first_slope: float | None) -> list[float]:
         """Return the estimates at 0, 1, 2, …: reading more is never faster, whatever the noise says."""
-        points = self._points(first_slope)
-        start, slope = _line(points, first_slope)
+        points, (start, slope) = self._believed(first_slope)
         known = {} if self._is_straight else {count: (seconds, weight) for count, seconds, weight in points}
         pools: list[tuple[float, float, int]] = []
         for count in range(LONGEST_TABLE):
@@ -114,8 +113,8 @@ class Curve:
                 pools[-2:] = [((low * low_weight + high * high_weight) / weight, weight, low_width + high_width)]
         return [value for value, _, width in pools for _ in range(width)]
 
-    def _points(self, first_slope: float | None) -> list[tuple[int, float, float]]:
-        """Return count, seconds and weight of every count that is believed.
+    def _believed(self, first_slope: float | None) -> tuple[list[tuple[int, float, float]], tuple[float, float]]:
+        """Return count, seconds and weight of every count that is believed, and the line through them.
 
         The first pass over a new number of tokens often takes several times as long as the next: memory is laid out,
         kernels are chosen. So one slow time of a count is only believed once there are two.
@@ -130,11 +129,12 @@ class Curve:
             else:
                 point = (count, samples.median, float(len(samples.values)))
                 (points if len(samples.values) > 1 else unsure).append(point)
-        if not points:
-            return unsure
         start, slope = _line(points, first_slope)
-        believed = [point for point in unsure if point[1] <= SURPRISE * (start + slope * point[0])]
-        return sorted(points + believed)
+        believed = [point for point in unsure if not points or point[1] <= SURPRISE * (start + slope * point[0])]
+        if not believed:
+            return points, (start, slope)
+        points = sorted(points + believed)
+        return points, _line(points, first_slope)
 
 
 def _line(points: list[tuple[int, float, float]], first_slope: float | None) -> tuple[float, float]:

@@ -15,6 +15,15 @@ import models
 from hf_specdec.cli import app, main
 from hf_specdec.memory import cache_bytes, size_of, skeleton_of
 
+TINY: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
 
 @pytest.fixture
 def runner() -> CliRunner:
@@ -145,18 +154,9 @@ def test_what_cannot_be_planned_is_said_in_a_sentence(
 
 
 def test_a_token_reads_only_its_own_experts() -> None:
-    config = MixtralConfig(
-        vocab_size=64,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        num_local_experts=8,
-        num_experts_per_tok=2,
-    )
+    config = MixtralConfig(**TINY, num_local_experts=8, num_experts_per_tok=2)
     size = size_of(config, torch.float32)
-    experts = 2 * 8 * 3 * 64 * 96
+    experts = 2 * 8 * 3 * 32 * 64
     assert size.expert_bytes == 4 * experts
     assert size.bytes_read(1) == size.read_bytes - 0.75 * 4 * experts
     assert size.bytes_read(100) == pytest.approx(size.read_bytes)
@@ -168,15 +168,7 @@ def buffer_values(config: Any) -> int:
 
 
 def test_all_of_a_sliding_window_is_kept() -> None:
-    config = MistralConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        sliding_window=32,
-    )
+    config = MistralConfig(**TINY, sliding_window=32)
     assert cache_bytes(skeleton_of(config, torch.float32)) == (0, 2 * 2 * 2 * 8 * 4)
 
 
