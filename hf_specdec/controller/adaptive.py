@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_specdec.config import LONGEST_ADAPTIVE_DRAFT
 from hf_specdec.controller.costs import Costs
-from hf_specdec.controller.gains import Gains
+from hf_specdec.controller.gains import Gains, Standing
 from hf_specdec.controller.ledger import Ledger, Progress
 from hf_specdec.controller.protocol import Outlook
 from hf_specdec.controller.stopping import InRoundStop
@@ -88,11 +88,12 @@ class AdaptiveDraftLength:
         self._ledger = Ledger()
         self._progress = Progress()
         self._expected_progress = Progress()
-        self._gains = Gains()
+        self._standings: dict[int, Standing] = {}
+        self._standing = Standing()
+        self._begins_text = True
         self._replayed = 0.0
         self._flushes = 0.0
         self._rejections = 0.0
-        self._is_on = True
         self._length = FIRST_LENGTH
         self._rounds_since_plain = 0
         self._plain_steps_since_probe = 0
@@ -106,12 +107,14 @@ class AdaptiveDraftLength:
         self._probe_after = FIRST_PROBE_AFTER
         self._progress = Progress()
         self._expected_progress = Progress()
+        self._begins_text = True
 
     def num_probe_tokens(self, outlook: Outlook) -> int:
         """Return over how many of the latest tokens per row to try the draft; 0 while drafting is on."""
+        self._stand(outlook)
         num_tokens = min(outlook.num_shadow_tokens, MOST_PROBED_TOKENS)
         # Asked before every plain step, so what is quickly known comes first.
-        if self._is_on or self._plain_steps_since_probe < self._probe_after:
+        if self._standing.is_on or self._plain_steps_since_probe < self._probe_after:
             return 0
         if outlook.limit < 1 or num_tokens < FEWEST_PROBED_TOKENS:
             return 0
@@ -125,19 +128,20 @@ class AdaptiveDraftLength:
     def next_num_draft_tokens(self, outlook: Outlook) -> int:
         """Return the most tokens the coming round may draft; 0 asks for a plain decoding step."""
         self._outlook = outlook
+        self._stand(outlook)
         self._stop.start_round(outlook.num_rows)
         if outlook.limit < 1:
             return 0
         costs = self._costs_of(outlook)
-        is_comparable = len(costs.plain_samples.values) >= (1 if self._gains.speed else FIRST_PLAIN_STEPS)
+        is_comparable = len(costs.plain_samples.values) >= (1 if self._standing.gains.speed else FIRST_PLAIN_STEPS)
         if costs.plain is None or not is_comparable or not self._ledger.is_open(costs.raw_plain):
             return 0
         if not costs.are_known:
             return min(FIRST_LENGTH, outlook.limit)
-        if self._is_on and self._rounds_since_plain >= self._plain_every(costs):
+        if self._standing.is_on and self._rounds_since_plain >= self._plain_every(costs):
             return 0
         self._switch(outlook)
-        if not self._is_on or not self._is_worth_reading(outlook):
+        if not self._standing.is_on or not self._is_worth_reading(outlook):
             return 0
         limit = min(outlook.limit, self._longest_yet(costs))
         if outlook.reads_confidence:
@@ -184,10 +188,10 @@ class AdaptiveDraftLength:
         self._plain_steps_since_probe = 0
         self._probe_after = min(2 * self._probe_after, LAST_PROBE_AFTER)
         self._learn_from_text(probe)
-        self._is_on = costs.plain is None or self._pays_after_probe(costs.plain)
-        if self._is_on and (self._outlook.is_lockstep or not self._outlook.reads_confidence):
+        self._standing.is_on = costs.plain is None or self._pays_after_probe(costs.plain)
+        if self._standing.is_on and (self._outlook.is_lockstep or not self._outlook.reads_confidence):
             # The probe told of survival only; what rounds gave before says nothing about this text.
-            self._gains = Gains()
+            self._standing.gains = Gains()
 
     def hints(self) -> dict[str, Any]:
         """Return what was learned about the pair, as JSON types.
@@ -205,30 +209,38 @@ class AdaptiveDraftLength:
             "survival": [round(value, 4) for value in self._survival.curve(MAX_DRAFT_TOKENS)],
             **self._stop.hints(),
             "cost_ratio": None if ratio is None or math.isnan(ratio) else round(min(ratio, LARGEST_COST_RATIO), 4),
-            "num_draft_tokens": self._best_length(self._outlook)[0] if costs.are_known and self._is_on else 0,
+            "num_draft_tokens": self._best_length(self._outlook)[0] if costs.are_known and self._standing.is_on else 0,
         }
 
     # ---- what pays -------------------------------------------------------------------------------------------------
+
+    def _stand(self, outlook: Outlook) -> None:
+        """Take up what is known of texts that start with so many rows; what is lost with one may be won with eight."""
+        if self._begins_text:
+            self._begins_text = False
+            self._standing = self._standings.setdefault(_size_of(outlook), Standing())
 
     def _switch(self, outlook: Outlook) -> None:
         """Go off where plain decoding is faster, and look again after a long while without a probe."""
         costs = self._costs_of(outlook)
         assert costs.plain is not None, "the caller checks"
-        if self._is_on:
+        if self._standing.is_on:
             num_rounds = costs.num_draft_rounds
             # None at all: then it is the hints that say so.
             is_hopeless = (not num_rounds or num_rounds >= FEWEST_TIMED) and not self._could_pay(outlook)
-            if is_hopeless or (num_rounds >= FEWEST_JUDGED and self._gains.lose(_num_independent_rows(outlook))):
+            if is_hopeless or (
+                num_rounds >= FEWEST_JUDGED and self._standing.gains.lose(_num_independent_rows(outlook))
+            ):
                 self._go_off()
         elif self._plain_steps_since_probe >= RETRIAL_AFTER:
             costs.forget_draft()
-            self._gains = Gains()
+            self._standing.gains = Gains()
             self._plain_steps_since_probe = 0
-            self._is_on = True
+            self._standing.is_on = True
 
     def _plain_every(self, costs: Costs) -> float:
         """Return after how many rounds that draft a plain step is measured again."""
-        lead = max((self._gains.speed or 1.0) - 1.0, 0.0)
+        lead = max((self._standing.gains.speed or 1.0) - 1.0, 0.0)
         every = PLAIN_EVERY_AT_FIRST * max(1.0, PLAIN_EVERY_PER_LEAD * lead)
         return min(PLAIN_EVERY, every * costs.num_plain_steps)
 
@@ -243,7 +255,7 @@ class AdaptiveDraftLength:
         self._stop.prepare(self._survival.hazards(), seconds, rate, is_lockstep=outlook.is_lockstep)
 
     def _go_off(self) -> None:
-        self._is_on = False
+        self._standing.is_on = False
         self._plain_steps_since_probe = 0
         self._probe_after = FIRST_PROBE_AFTER
 
@@ -260,8 +272,8 @@ class AdaptiveDraftLength:
         plain = costs.plain or 0.0
         # Also where drafting does not pay at the moment it must go on being tried, as long as that is cheap.
         rate = self._drafting_rate(outlook)
-        if plain and self._gains.last_speed is not None:
-            rate = min(rate, self._gains.last_speed / plain)
+        if plain and self._standing.gains.last_speed is not None:
+            rate = min(rate, self._standing.gains.last_speed / plain)
         saved = max(plain - 1 / max(rate, SHORTEST), PROBE_SHARE * plain)
         return costs.catch_up(outlook.num_unread_tokens) <= outlook.num_remaining_tokens * saved
 
@@ -271,7 +283,9 @@ class AdaptiveDraftLength:
         if max(rate, self._drafting_rate(outlook)) * plain < 1 + HYSTERESIS:
             return False
         # A batch is done when its last row is; between rounds nothing is known of single rows.
-        last = self._gains.last_speed if outlook.reads_confidence and _num_independent_rows(outlook) > 1 else None
+        last = (
+            self._standing.gains.last_speed if outlook.reads_confidence and _num_independent_rows(outlook) > 1 else None
+        )
         return last is None or last >= 1.0
 
     def _could_pay(self, outlook: Outlook) -> bool:
@@ -289,7 +303,7 @@ class AdaptiveDraftLength:
 
     def _drafting_rate(self, outlook: Outlook) -> float:
         """Return the tokens per row and second that drafting gives."""
-        speed, plain = self._gains.speed, self._costs_of(outlook).plain
+        speed, plain = self._standing.gains.speed, self._costs_of(outlook).plain
         if outlook.reads_confidence and speed is not None and plain:
             return speed / plain
         return self._best_length(outlook)[1]
@@ -335,9 +349,9 @@ class AdaptiveDraftLength:
             for row in zip(probe.agreement, probe.confidences, strict=True)
         ]
         for tokens, steps in chain.from_iterable(rows):
-            self._gains.add(tokens, steps)
+            self._standing.gains.add(tokens, steps)
         for tokens, steps in min(filter(None, rows), key=_speed_of, default=[]):
-            self._gains.add_last(tokens, steps)
+            self._standing.gains.add_last(tokens, steps)
 
     def _note_gain(self, record: RoundRecord, labels: list[Sequence[float]], costs: Costs) -> None:
         self._replayed, self._flushes = DISCOUNT * self._replayed, DISCOUNT * self._flushes
@@ -350,15 +364,15 @@ class AdaptiveDraftLength:
         if not self._outlook.is_lockstep:
             last = self._expected_progress.add(record.rows, (1 + sum(row) for row in record.survival))
         if costs.plain:
-            self._gains.add(tokens, seconds / costs.plain)
-            self._gains.add_last(last, seconds / costs.plain)
+            self._standing.gains.add(tokens, seconds / costs.plain)
+            self._standing.gains.add_last(last, seconds / costs.plain)
         self._replayed += record.num_replayed_tokens
         self._flushes += record.num_replay_forwards
         self._rejections += 1 - sum(row[-1] for row in labels) / len(labels)
 
     def _costs_of(self, outlook: Outlook) -> Costs:
-        """Return the costs of a batch size; sizes between two powers of two are taken together."""
-        size = max(outlook.num_batch_rows - 1, 0).bit_length()
+        """Return the costs of a batch size."""
+        size = _size_of(outlook)
         if size not in self._costs:
             nearest = min(self._costs, key=lambda other: (abs(other - size), other), default=None)
             if nearest is None:
@@ -366,6 +380,11 @@ class AdaptiveDraftLength:
             else:
                 self._costs[size] = self._costs[nearest].inherited(2.0 ** (size - nearest))
         return self._costs[size]
+
+
+def _size_of(outlook: Outlook) -> int:
+    """Return the logarithm of the batch size; sizes between two powers of two are taken together."""
+    return max(outlook.num_batch_rows - 1, 0).bit_length()
 
 
 def _num_independent_rows(outlook: Outlook) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 # How much a round still counts one round later: about the last 33 matter, to notice that the text has changed, …
 DISCOUNT = 0.97
@@ -68,3 +69,11 @@ class Gains:
             gain.speed is not None and gain.speed < 1.0 - DOUBT / math.sqrt(gain.num_rounds * num_rows)
             for gain in (self._last, self._last_slowly)
         )
+
+
+@dataclass(slots=True)
+class Standing:
+    """Whether drafting is on for texts that start with so many rows, and what it has given there."""
+
+    is_on: bool = True
+    gains: Gains = field(default_factory=Gains)

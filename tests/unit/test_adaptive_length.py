@@ -312,6 +312,25 @@ def probe(chance: float, num_tokens: int = 64, seconds: float = 0.15) -> ProbeRe
     )
 
 
+def test_what_does_not_pay_with_one_row_is_tried_with_eight() -> None:
+    controller = AdaptiveDraftLength()
+    one, eight = (Outlook(limit=16, num_rows=rows, num_batch_rows=rows) for rows in (1, 8))
+    assert run(controller, lambda _: [0.05] * 16, 60, one)[-1] == 0
+    controller.start_text()
+    assert run(controller, lambda _: [0.95] * 16, 60, eight)[-1] > 0
+    controller.start_text()
+    assert not any(run(controller, lambda _: [0.05] * 16, 30, one)), "what was known of one row is known still"
+    controller.start_text()
+    assert run(controller, lambda _: [0.95] * 16, 3, eight)[-1] > 0
+
+
+def test_rows_that_leave_take_no_verdict_along() -> None:
+    controller = AdaptiveDraftLength()
+    eight, one = (Outlook(limit=16, num_rows=rows, num_batch_rows=rows) for rows in (8, 1))
+    assert run(controller, lambda _: [0.05] * 16, 60, eight)[-1] == 0
+    assert not any(run(controller, lambda _: [0.05] * 16, 10, one)), "the same text goes on"
+
+
 def test_probes_that_find_nothing_become_rarer() -> None:
     controller = off()
     pauses = []
