@@ -20,8 +20,8 @@ from hf_specdec.engine.host import Prefill, prefill, sample_plainly
 from hf_specdec.engine.loop import speculative_decode
 from hf_specdec.engine.session import Request, Session
 from hf_specdec.errors import IncompatibleDraftError, UnsupportedGenerationError, warn_caller
-from hf_specdec.learned import lent_controller, sampling_key
-from hf_specdec.loading import quantization_of
+from hf_specdec.learned import health_of, lent_controller, sampling_key
+from hf_specdec.loading import quantization_of, suspicions_of
 from hf_specdec.metrics import SpeculationStats, added_up
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
 from hf_specdec.refusals import Settings, refuse_embeddings_alone
@@ -130,6 +130,7 @@ def _decode(
             target_lane=chosen.target,
             draft_lane=chosen.draft,
             started=call.started,
+            health=health_of(call.model, call.draft, quantization_of(call.draft)[0], suspicions_of(call.draft)),
         )
         return speculative_decode(request)
 

@@ -1,4 +1,4 @@
-"""What adaptive draft lengths have learned, kept with the target and the draft they learned it of.
+"""What is known of a pair from earlier calls, kept with the target and the draft it was learned of.
 
 It lives in this process only, in nobody's configuration, and goes when either model goes.
 """
@@ -14,6 +14,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from hf_specdec.controller import AdaptiveDraftLength
+from hf_specdec.health import DraftHealth
 
 # Settings that decide how well a draft does, since they shape the law that both models draw from.
 SHAPING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
@@ -23,6 +24,8 @@ MOST_SETTINGS = 32
 _Settings = dict[Hashable, AdaptiveDraftLength]
 _Drafts = weakref.WeakKeyDictionary[PreTrainedModel, _Settings]
 _learned: weakref.WeakKeyDictionary[PreTrainedModel, _Drafts] = weakref.WeakKeyDictionary()
+_Healths = weakref.WeakKeyDictionary[PreTrainedModel, DraftHealth]
+_healths: weakref.WeakKeyDictionary[PreTrainedModel, _Healths] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -59,13 +62,31 @@ def lent_controller(
                 settings.pop(next(iter(settings)))
 
 
+def health_of(
+    target: PreTrainedModel, draft: PreTrainedModel, quantization: str, suspicions: tuple[str, ...]
+) -> DraftHealth:
+    """Return the pair's record of the draft's guesses, a new one for a new pair.
+
+    Args:
+        target: The target.
+        draft: The draft.
+        quantization: How the draft's weights are stored.
+        suspicions: What was found when the draft was loaded.
+    """
+    with _lock:
+        healths = _healths.setdefault(target, weakref.WeakKeyDictionary())
+        return healths.setdefault(draft, DraftHealth(quantization, suspicions))
+
+
 def forget_learned(target: PreTrainedModel | None) -> None:
     """Forget what was learned of one target, or of all."""
     with _lock:
         if target is None:
             _learned.clear()
+            _healths.clear()
         else:
             _learned.pop(target, None)
+            _healths.pop(target, None)
 
 
 def _settings_of(target: PreTrainedModel, draft: PreTrainedModel) -> _Settings:

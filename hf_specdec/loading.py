@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import os
 import threading
 import weakref
@@ -10,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from hf_specdec.config import SpeculativeConfig
@@ -26,7 +28,10 @@ from hf_specdec.memory import (
     skeleton_of,
     weight_bytes,
 )
-from hf_specdec.placement import device_of
+from hf_specdec.placement import device_of, last_device_of
+from hf_specdec.quality import suspicion
+
+logger = logging.getLogger(__name__)
 
 # A draft that shares less of the target's vocabulary than this was surely made for another tokenizer.
 SMALLEST_SHARED_VOCABULARY = 0.5
@@ -34,6 +39,7 @@ SMALLEST_SHARED_VOCABULARY = 0.5
 _DraftKey = tuple[str, str | None, bool, torch.dtype, str]
 _loaded: weakref.WeakKeyDictionary[PreTrainedModel, dict[_DraftKey, PreTrainedModel]] = weakref.WeakKeyDictionary()
 _reasons: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()
+_suspicions: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -43,7 +49,7 @@ def resolve_draft(target: PreTrainedModel, draft_model: Any, config: Speculative
     Args:
         target: The model whose text is wanted.
         draft_model: A loaded causal LM, or the Hub id or local folder of one. By name it is loaded once per target,
-            with safetensors weights, in the target's dtype or quantized, and on its device.
+            with safetensors weights, in the target's dtype or quantized, and on the device of its last layer.
         config: Gives `trust_remote_code`, `draft_revision` and `draft_quantization`.
 
     Raises:
@@ -72,6 +78,11 @@ def forget_drafts(target: PreTrainedModel | None) -> None:
 def quantization_of(draft: PreTrainedModel) -> tuple[str, str]:
     """Return how a draft's weights are stored ("none", "nf4", "fp4", "int8", or another method's name) and why."""
     return stored_as(draft.config) or "none", _reasons.get(draft, "the caller loaded it")
+
+
+def suspicions_of(draft: PreTrainedModel) -> tuple[str, ...]:
+    """Return what seemed wrong with a draft when it was loaded."""
+    return (_suspicions[draft],) if draft in _suspicions else ()
 
 
 def check_compatibility(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -129,7 +140,7 @@ def _load_once(target: PreTrainedModel, name: str, config: SpeculativeConfig) ->
         if key not in drafts:
             drafts[key] = _load(target, name, config)
         draft = drafts[key]
-    return _placed(draft, device_of(target))
+    return _placed(draft, last_device_of(target))
 
 
 def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreTrainedModel:
@@ -145,7 +156,7 @@ def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreT
     choice, is_to_be_quantized = _quantization_for(target, name, config)
     if is_to_be_quantized:
         settings["quantization_config"] = _bitsandbytes_config(choice.quantization, target.dtype)
-        settings["device_map"] = {"": device_of(target)}
+        settings["device_map"] = {"": last_device_of(target)}
     with _as_load_error(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             name, dtype=target.dtype, use_safetensors=True, output_loading_info=True, **settings
@@ -156,8 +167,10 @@ def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreT
             f"A draft's folder must hold all its weights, but {name!r} lacks {len(missing)} of them ({missing[0]!r}, "
             "for one), which would be random. Save the draft again, or load it yourself and pass the model."
         )
-    ready: PreTrainedModel = _placed(draft, device_of(target)).eval()
+    ready: PreTrainedModel = _placed(draft, last_device_of(target)).eval()
     _reasons[ready] = choice.reason
+    if is_to_be_quantized:
+        _look_for_damage(ready, name, target, choice.quantization, config)
     return ready
 
 
@@ -183,7 +196,7 @@ def _quantization_for(target: PreTrainedModel, name: str, config: SpeculativeCon
         DraftLoadError: They do not fit into the free memory.
         InvalidConfigError: The checkpoint is quantized in another way than asked for.
     """
-    asked, device = config.draft_quantization, device_of(target)
+    asked, device = config.draft_quantization, last_device_of(target)
     with _as_load_error(name):
         # An adapter's folder has no configuration of its own; the host finds its base model when it loads it.
         is_adapter = find_adapter_config_file(name, revision=config.draft_revision or "main") is not None
@@ -194,16 +207,57 @@ def _quantization_for(target: PreTrainedModel, name: str, config: SpeculativeCon
         draft_config = AutoConfig.from_pretrained(
             name, revision=config.draft_revision or "main", trust_remote_code=config.trust_remote_code
         )
-        if (stored := stored_as(draft_config)) is None:
-            skeleton = skeleton_of(draft_config, target.dtype, trust_remote_code=config.trust_remote_code)
+    stored = stored_as(draft_config)
     if stored is not None:
         _refuse_other_quantization(draft_config, asked, f"the checkpoint {name!r} was saved")
-        return Choice(stored, "the checkpoint is quantized like that"), False
-    sizes, free = {kind: weight_bytes(skeleton, kind) for kind in QUANTIZATIONS}, free_bytes(device)
-    choice = choose_quantization(sizes, free, str(device)) if asked == "auto" else Choice(asked, "asked for")
+        choice: Choice | None = Choice(stored, "the checkpoint is quantized like that")
+        if stored not in QUANTIZATIONS:
+            return Choice(stored, "the checkpoint is quantized like that"), False
+    with _as_load_error(name):
+        skeleton = skeleton_of(_unquantized(draft_config), target.dtype, trust_remote_code=config.trust_remote_code)
+    kinds = QUANTIZATIONS if stored is None else (stored,)
+    sizes, free = {kind: weight_bytes(skeleton, kind) for kind in kinds}, free_bytes(device)
+    if stored is None:
+        choice = choose_quantization(sizes, free, str(device)) if asked == "auto" else Choice(asked, "asked for")
     if choice is None or not fits(sizes[choice.quantization], free):
         raise DraftLoadError(_too_large(name, sizes, free or 0, device, asked))
-    return choice, choice.quantization != "none"
+    return choice, stored is None and choice.quantization != "none"
+
+
+def _unquantized(config: Any) -> Any:
+    bare = copy.deepcopy(config)
+    vars(bare).pop("quantization_config", None)
+    return bare
+
+
+def _look_for_damage(
+    draft: PreTrainedModel, name: str, target: PreTrainedModel, quantization: str, config: SpeculativeConfig
+) -> None:
+    """Note and log what quantizing may have done to a draft; without a tokenizer nothing can be said."""
+    settings: dict[str, Any] = {
+        "revision": config.draft_revision or "main",
+        "trust_remote_code": config.trust_remote_code,
+    }
+
+    def load_unquantized() -> PreTrainedModel | None:
+        needed = weight_bytes(skeleton_of(AutoConfig.from_pretrained(name, **settings), target.dtype))
+        for device in dict.fromkeys((last_device_of(target), torch.device("cpu"))):
+            if fits(needed, free_bytes(device)):
+                model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                    name, dtype=target.dtype, use_safetensors=True, device_map={"": device}, **settings
+                ).eval()
+                return model
+        return None
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, **settings)
+        found = suspicion(draft, quantization, tokenizer, load_unquantized)
+    except Exception as error:  # noqa: BLE001  an answer does not hang on this
+        logger.debug("The quantized draft %r could not be tried on a text: %s", name, in_short(error))
+        return
+    if found is not None:
+        _suspicions[draft] = found
+        logger.warning(found)
 
 
 def _too_large(name: str, sizes: dict[str, int], free: int, device: torch.device, asked: str) -> str:

@@ -162,6 +162,7 @@ class SpeculationStats:
         draft_lane: The same of the draft; "plain" when there was none.
         draft_quantization: How the draft's weights were stored: "none", "nf4", "fp4", "int8", or another method's name.
         draft_quantization_reason: Why.
+        draft_suspicions: Signs that the draft is broken, one text each, as far as known of it at the end of the call.
         num_replayed_tokens: Tokens the target read again at the head of a verification, to bring a recurrent state
             back to where it was before rejected tokens.
         num_replay_forwards: Forwards of the target that only did that; counted among `num_target_forwards`.
@@ -185,6 +186,7 @@ class SpeculationStats:
     draft_lane: str = "ragged"
     draft_quantization: str = "none"
     draft_quantization_reason: str = ""
+    draft_suspicions: list[str] = field(default_factory=list)
     num_replayed_tokens: int = 0
     num_replay_forwards: int = 0
     verification: str = "block"
@@ -337,6 +339,7 @@ class SpeculationStats:
                 + (", lockstep" if self.is_lockstep else "")
                 + (f", draft in {self.draft_quantization}" if self.draft_quantization != "none" else ""),
                 *(f"fallback: {reason}" for reason in self.fallbacks),
+                *(f"suspicion: {text}" for text in self.draft_suspicions),
             ]
         )
 

@@ -70,6 +70,7 @@ def probe_if_due(session: Session) -> Outlook:
     session.streak.clear()
     session.stats.probes.append(record)
     session.controller.observe_probe(record)
+    session.note_guesses(sum(map(sum, record.agreement)), sum(map(len, record.agreement)))
     return look_ahead(session)
 
 

@@ -32,6 +32,7 @@ def finish(session: Session) -> Tensor | SpeculativeDecoderOnlyOutput | Speculat
         stats.num_draft_forwards += session.drafter.num_forwards
     if isinstance(session.controller, AdaptiveDraftLength):
         stats.controller_hints = session.controller.hints()
+    stats.draft_suspicions = list(request.health.suspicions)
     # The prefill gave each row its first token; padding is no token.
     stats.num_new_tokens = stats.num_rows + sum(record.num_committed_tokens for record in stats.rounds)
     stats.total_seconds = time.perf_counter() - request.started

@@ -110,6 +110,7 @@ def _account(session: Session, record: RoundRecord) -> None:
         session.stats.draft_prefill_seconds = record.catch_up_seconds
     session.stats.observe(record)
     session.controller.observe(record)
+    session.note_guesses(sum(record.num_accepted_tokens), sum(record.num_evaluated_tokens))
     on_round: Callable[[RoundRecord], None] | None = session.request.config.on_round
     if on_round is not None:
         on_round(record)

@@ -27,6 +27,7 @@ from hf_specdec.engine.state import Drafter
 from hf_specdec.engine.stopping import StopPlan
 from hf_specdec.engine.streaming import Emitter
 from hf_specdec.errors import DraftFailedError, warn_caller
+from hf_specdec.health import DraftHealth
 from hf_specdec.metrics import SpeculationStats
 
 Tensor = torch.Tensor
@@ -37,8 +38,8 @@ class Request:
     """What the host prepared and the caller asked for.
 
     `user_cache` is the cache the caller passed in, if any; `target_lane` and `draft_lane` are "ragged" or "compatible";
-    `make_controller` and `make_drafter` build both once the session stands; `started` is the host clock's reading at
-    the start of the call, in seconds.
+    `make_controller` and `make_drafter` build both once the session stands; `health` hears what becomes of the draft's
+    guesses; `started` is the host clock's reading at the start of the call, in seconds.
     """
 
     model: PreTrainedModel
@@ -55,6 +56,7 @@ class Request:
     target_lane: str
     draft_lane: str
     started: float
+    health: DraftHealth = field(default_factory=DraftHealth)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,6 +118,11 @@ class Session:
         if not self.stops.pads_finished_rows:
             return list(range(len(rows)))
         return [position for position, row in enumerate(rows) if not self.sequences.is_finished[row]]
+
+    def note_guesses(self, num_accepted: float, num_judged: int) -> None:
+        """Watch for signs of a broken draft."""
+        if num_judged:
+            self.request.health.observe(num_accepted, num_judged, sees_all_processors=self.plan.is_known)
 
     def stop_drafting(self, reason: str, error: BaseException | None = None, *, is_failure: bool = True) -> None:
         """Go on without the draft: the answer must not suffer from it.

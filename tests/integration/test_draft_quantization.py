@@ -197,3 +197,16 @@ def test_drafts_are_freed_by_the_process_wide_disable(folders: dict[str, str]) -
 def test_the_summary_names_the_quantization(target: LlamaForCausalLM, folders: dict[str, str]) -> None:
     assert "draft in nf4" in str(run(target, folders["noisy"], "nf4").speculation)
     assert "draft in" not in str(run(target, folders["noisy"], "none").speculation)
+
+
+def test_a_checkpoint_in_4_bits_that_does_not_fit_is_refused_too(
+    target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models.build_noisy(models.build_target()).save_pretrained(tmp_path / "whole")
+    settings = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+    stored = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", quantization_config=settings)
+    stored.save_pretrained(tmp_path / "stored")
+    monkeypatch.setattr(loading, "free_bytes", lambda _: 1000)
+    with pytest.raises(DraftLoadError, match=r"as 'nf4', and 1.0 kB are free on cpu .* Choose a smaller draft"):
+        run(target, str(tmp_path / "stored"))
+    assert not loading._loaded.get(target)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 import hf_specdec
 import models
 from hf_specdec import IncompatibleDraftError
-from hf_specdec.placement import device_of
+from hf_specdec.placement import device_of, last_device_of
 
 # transformers 5.17 warns of any offloaded model: the device it asks for is "meta".
 pytestmark = pytest.mark.filterwarnings("ignore:You are calling .generate:UserWarning")
@@ -155,3 +156,19 @@ def test_layers_on_several_devices(kind: str, inputs_on: str) -> None:
         inputs = {name: value.to(inputs_on) for name, value in prompts_of(batch).items()}
         stats = same_for_all_drafts(target, drafts, inputs, max_new_tokens=8, outcomes=["full", "none"])
         assert {(s.lane, s.draft_lane) for s in stats.values()} == {(LANES[kind], LANES[kind])}
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"),
+    [("cuda:0", "cuda:1", "cuda:1"), ("cuda:0", "cpu", "cuda:0"), ("cpu", None, "cpu")],
+)
+def test_a_draft_goes_where_the_last_layer_computes(first: str, last: str | None, expected: str) -> None:
+    head = SimpleNamespace(weight=SimpleNamespace(device=torch.device("cpu")))
+    if last is not None:
+        head._hf_hook = SimpleNamespace(execution_device=last)
+    target = SimpleNamespace(device=torch.device(first), get_output_embeddings=lambda: head)
+    assert last_device_of(target) == torch.device(expected)
+
+
+def test_a_model_without_a_head_is_where_its_inputs_go() -> None:
+    assert last_device_of(models.build_target().model) == torch.device("cpu")

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2] / PACKAGE
 # A module imports only from lower ranks, or from its own package.
 RANKS = {
     "errors": 0,
+    "health": 1,
     "hints": 1,
     "bandwidth": 1,
     "learned": 3,
@@ -28,6 +29,7 @@ RANKS = {
     "outputs": 2,
     "pairing": 2,
     "memory": 2,
+    "quality": 2,
     "loading": 3,
     "engine": 3,
     "drafters": 4,
@@ -43,7 +45,7 @@ RANKS = {
 }
 RANK_OF_THE_PACKAGE_ITSELF = 5.25  # its __init__ imports generation, so only those above may import names from it
 
-FREE_OF_TORCH = {"bandwidth", "errors", "config", "hints", "metrics", "controller"}
+FREE_OF_TORCH = {"bandwidth", "errors", "config", "health", "hints", "metrics", "controller"}
 MAY_USE_PRIVATE_HOST_NAMES = {"generation", "engine.host", "engine.cache"}
 SYNCING_CALLS = {"item", "tolist", "cpu"}
 NAMES_THAT_SAY_NOTHING = {"utils", "helpers", "common", "misc"}

@@ -1,0 +1,62 @@
+"""How well a quantized draft still predicts text, beside its unquantized self where that is in doubt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from hf_specdec.health import is_suspicious, lost_by_quantization
+from hf_specdec.placement import device_of
+
+TEXT = """The bridge was closed for three days after the storm. When the water went down, two engineers walked across it
+with lamps and hammers, and knocked on every plank. On the far side they wrote a short list: four boards to replace, one
+rail to straighten, and a lamp that had to be lit again. By the end of the week the carts could pass, and the people of
+the town brought bread and apples to say thank you.
+
+def area(width, height):
+    \"\"\"Return the area of a rectangle.\"\"\"
+    if width < 0 or height < 0:
+        raise ValueError("width and height must not be negative")
+    return width * height
+"""
+"""Written for this purpose."""
+
+MOST_TOKENS = 256
+
+
+def suspicion(
+    draft: PreTrainedModel, quantization: str, tokenizer: Any, load_unquantized: Callable[[], PreTrainedModel | None]
+) -> str | None:
+    """Return what is wrong with a draft that was just quantized, None where nothing is.
+
+    One forward over a short text. Only where that goes badly the unquantized draft is looked at as well: the draft may
+    just be small, or know other texts.
+
+    Args:
+        draft: The quantized draft.
+        quantization: How its weights are stored.
+        tokenizer: Its tokenizer.
+        load_unquantized: Gives the draft unquantized, None where there is no room for it.
+    """
+    token_ids = torch.tensor([tokenizer.encode(TEXT)[:MOST_TOKENS]])
+    nats = nats_per_token(draft, token_ids)
+    if not is_suspicious(nats, draft.config.get_text_config(decoder=True).vocab_size):
+        return None
+    unquantized = load_unquantized()
+    if unquantized is None:
+        return None
+    return lost_by_quantization(quantization, nats, nats_per_token(unquantized, token_ids))
+
+
+def nats_per_token(model: PreTrainedModel, token_ids: torch.Tensor) -> float:
+    """Return the mean negative log-likelihood of tokens `[1, T]` but the first; infinite where the model gives NaN."""
+    token_ids = token_ids.to(device_of(model))
+    with torch.no_grad():
+        outputs: Any = model(input_ids=token_ids, use_cache=False)
+    logits = outputs.logits[0, :-1].float()
+    nats = float(torch.nn.functional.cross_entropy(logits, token_ids[0, 1:].to(logits.device)))
+    return math.inf if math.isnan(nats) else nats
