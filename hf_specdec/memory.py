@@ -20,6 +20,9 @@ from hf_specdec.bandwidth import ModelSize
 
 FOUR_BIT = ("nf4", "fp4")
 QUANTIZATIONS = ("none", *FOUR_BIT, "int8")
+# On current GPUs bitsandbytes saves memory, not time: at batch size 1 a draft in 4 bits takes longer per step than one
+# in 16, and one in 8 bits longer still. So weights stay as they are where they fit.
+AUTOMATIC = ("none", "nf4")
 """What weights can be stored as, from the most bytes to few."""
 
 # bitsandbytes keeps a float32 scale for each block of a 4-bit weight, and a table of its 16 values per weight …
@@ -172,9 +175,6 @@ class Choice:
 def choose_quantization(sizes: Mapping[str, int], free: int | None, place: str) -> Choice | None:
     """Return the quantization to load a draft with where the caller leaves it open, or None where none fits.
 
-    On current GPUs bitsandbytes saves memory, not time: at batch size 1 a draft in 4 bits takes longer per step than
-    one in 16, and one in 8 bits longer still. So weights stay as they are where they fit.
-
     Args:
         sizes: Bytes of the weights by quantization.
         free: Free bytes there; None if unknown, which counts as enough.
@@ -183,11 +183,17 @@ def choose_quantization(sizes: Mapping[str, int], free: int | None, place: str) 
     if free is None:
         return Choice("none", f"how much memory is free on {place} is not known")
     whole, room = f"{in_words(sizes['none'])} unquantized", f"{in_words(free)} free on {place}"
-    if fits(sizes["none"], free):
-        return Choice("none", f"{whole} fit into the {room}")
-    if fits(sizes["nf4"], free):
-        return Choice("nf4", f"{whole} do not fit into the {room}, {in_words(sizes['nf4'])} in nf4 do")
-    return None
+    chosen = first_fitting(sizes, WEIGHT_SHARE * free)
+    if chosen is None:
+        return None
+    if chosen == "none":
+        return Choice(chosen, f"{whole} fit into the {room}")
+    return Choice(chosen, f"{whole} do not fit into the {room}, {in_words(sizes[chosen])} in {chosen} do")
+
+
+def first_fitting(sizes: Mapping[str, int], room: float) -> str | None:
+    """Return the quantization that is best where it fits into `room` bytes, None where none of those does."""
+    return next((kind for kind in AUTOMATIC if sizes[kind] <= room), None)
 
 
 def fits(size: int, free: int | None) -> bool:

@@ -154,15 +154,14 @@ def describe(target: ModelSize, drafts: dict[str, ModelSize], situation: Situati
 
 def _chosen(needed: dict[str, int], left: int, asked: str) -> tuple[str, str]:
     """Return the quantization to plan with, and why."""
-    from hf_specdec.memory import in_words
+    from hf_specdec.memory import AUTOMATIC, first_fitting, in_words
 
     if asked != "auto":
         return asked, "asked for"
-    room = f"{in_words(max(left, 0))} are left beside the target"
-    for kind in ("none", "nf4"):
-        if needed[kind] <= left:
-            return kind, f"it takes {in_words(needed[kind])} with its cache, and {room}"
-    return "nf4", f"it does not fit either: it takes {in_words(needed['nf4'])} with its cache, and {room}"
+    chosen = first_fitting(needed, left)
+    kind = chosen or AUTOMATIC[-1]
+    said = f"it takes {in_words(needed[kind])} with its cache, and {in_words(max(left, 0))} are left beside the target"
+    return kind, said if chosen else f"it does not fit either: {said}"
 
 
 def _predictions(target: ModelSize, draft: ModelSize, situation: Situation) -> dict[str, Prediction]:

@@ -23,7 +23,16 @@ from transformers import (
 import models
 from hf_specdec import memory
 from hf_specdec.demo import load_demo_pair
-from hf_specdec.memory import QUANTIZATIONS, choose_quantization, free_bytes, in_words, skeleton_of, weight_bytes
+from hf_specdec.memory import (
+    CACHE_NAMES,
+    QUANTIZATIONS,
+    cache_bytes,
+    choose_quantization,
+    free_bytes,
+    in_words,
+    skeleton_of,
+    weight_bytes,
+)
 
 with warnings.catch_warnings():
     # Of torch.jit, while it is being imported.
@@ -90,6 +99,19 @@ def test_predicted_bytes_are_those_of_the_loaded_weights(family: str, quantizati
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, **settings_of(quantization))
     predicted = weight_bytes(skeleton_of(model.config, torch.bfloat16), quantization)
     assert predicted == pytest.approx(measured_bytes(loaded), rel=0.05)
+
+
+@pytest.mark.parametrize(("num_rows", "num_tokens"), [(1, 40), (3, 7)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_predicted_bytes_are_those_of_a_filled_cache(family: str, num_rows: int, num_tokens: int) -> None:
+    model = FAMILIES[family]().to(torch.bfloat16)
+    per_row, per_token = cache_bytes(skeleton_of(model.config, torch.bfloat16))
+    ids = torch.ones(num_rows, num_tokens, dtype=torch.long)
+    outputs = model(ids, use_cache=True)
+    cache = next(outputs[name] for name in CACHE_NAMES if name in outputs)
+    held = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    measured = sum(tensor.nbytes for tensor in held)
+    assert num_rows * (per_row + num_tokens * per_token) == pytest.approx(measured, rel=0.05)
 
 
 def test_a_skeleton_takes_no_memory_and_leaves_the_configuration_alone() -> None:
