@@ -39,6 +39,8 @@ class Costs:
         self._load = Load()
         self._now = now
         self._cost_ratio = cost_ratio
+        self._rounds: dict[int, float] = {}
+        self._rounds_are_of: tuple[float | None, float | None, int, int] | None = None
 
     def inherited(self, times_more_rows: float) -> Costs:
         """Return a first guess for another batch size: each median as a single sample, soon outvoted.
@@ -117,6 +119,7 @@ class Costs:
         """Forget what drafting takes, so that it is measured again."""
         self._draft = Curve(is_straight=True)
         self._after_draft = Curve()
+        self._rounds_are_of = None
         self._cost_ratio = None
         self.num_draft_rounds = 0
 
@@ -151,8 +154,15 @@ class Costs:
         """Estimate the seconds of a round."""
         if not num_draft_tokens:
             return self.plain or 0.0
-        return self.drafting(num_draft_tokens) + self.after_draft(num_draft_tokens + 1 + num_replayed_tokens)
+        if num_replayed_tokens:
+            return self._round(num_draft_tokens, num_replayed_tokens)
+        # Asked for all lengths before every round, though little changes between two.
+        now = (self.plain, self._cost_ratio, self._draft.version, self._after_draft.version)
+        if now != self._rounds_are_of:
+            self._rounds, self._rounds_are_of = {}, now
+        if num_draft_tokens not in self._rounds:
+            self._rounds[num_draft_tokens] = self._round(num_draft_tokens, 0.0)
+        return self._rounds[num_draft_tokens]
 
-    def one_more(self, num_draft_tokens: int) -> float:
-        """Estimate what one draft token adds to a round that has `num_draft_tokens`."""
-        return self.round(num_draft_tokens + 1) - self.round(num_draft_tokens)
+    def _round(self, num_draft_tokens: int, num_replayed_tokens: float) -> float:
+        return self.drafting(num_draft_tokens) + self.after_draft(num_draft_tokens + 1 + num_replayed_tokens)

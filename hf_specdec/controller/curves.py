@@ -14,6 +14,12 @@ PULL = 1.0
 # A time this much longer than the line through better known counts is a surprise.
 SURPRISE = 1.3
 LONGEST_TABLE = 40
+# The estimates are drawn anew when a median has moved by this share, and after so many measurements in any case: doing
+# it after each one would take longer than what can be gained by it.
+MOVED = 0.01
+DRAWN_AFTER = 8
+# Below so many measurements of a count each one matters.
+FEW = 4
 
 
 class Samples:
@@ -59,6 +65,9 @@ class Curve:
         self._now = 0
         self._table: list[float] = []
         self._table_slope: float | None = None
+        self._drawn_from: dict[int, float] = {}
+        self._num_added = 0
+        self.version = 0
 
     @property
     def longest(self) -> int:
@@ -76,9 +85,20 @@ class Curve:
 
     def add(self, now: int, count: int, seconds: float) -> None:
         """Take in what round `now` measured at `count` ≥ 1 tokens."""
-        self._samples.setdefault(count, Samples()).add(now, seconds)
+        samples = self._samples.setdefault(count, Samples())
+        samples.add(now, seconds)
         self._now = now
-        self._table = []
+        self._num_added += 1
+        drawn = self._drawn_from.get(count)
+        is_like_before = (
+            drawn is not None
+            and len(samples.values) > FEW
+            and self._num_added < DRAWN_AFTER
+            and abs((samples.median or 0.0) - drawn) <= MOVED * drawn
+        )
+        if not is_like_before:
+            self._table = []
+            self.version += 1
 
     def inherit(self, other: Curve, now: int) -> None:
         """Take another curve's medians as a single sample each."""
@@ -95,6 +115,8 @@ class Curve:
         """
         if not self._table or first_slope != self._table_slope:
             self._table, self._table_slope = self._rising(first_slope), first_slope
+            self._drawn_from = {count: own.median for count, own in self._samples.items() if own.median is not None}
+            self._num_added = 0
         low = min(int(count), LONGEST_TABLE - 2)
         return self._table[low] + (count - low) * (self._table[low + 1] - self._table[low])
 

@@ -27,7 +27,9 @@ def thresholds_of(hazards: Sequence[float], seconds: Sequence[float], rate: floa
             # In parts of this token's own probability.
             reached *= hazards[last] if last > position else 1.0
             tokens += reached
-            least = min(least, rate * (seconds[last] - seconds[position - 1]) / tokens)
+            price = rate * (seconds[last] - seconds[position - 1]) / tokens
+            if price < least:
+                least = price
         thresholds.append(least)
     return thresholds
 

@@ -151,7 +151,10 @@ def log_odds(probability: float) -> float:
         return -LARGEST_LOG_ODDS
     if probability >= 1.0:
         return LARGEST_LOG_ODDS
-    return min(max(math.log(probability / (1.0 - probability)), -LARGEST_LOG_ODDS), LARGEST_LOG_ODDS)
+    value = math.log(probability / (1.0 - probability))
+    if value > LARGEST_LOG_ODDS:
+        return LARGEST_LOG_ODDS
+    return value if value > -LARGEST_LOG_ODDS else -LARGEST_LOG_ODDS
 
 
 def _logistic(value: float) -> float:

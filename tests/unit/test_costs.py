@@ -129,7 +129,6 @@ def test_a_round_is_its_draft_steps_and_what_comes_after() -> None:
     assert costs.round(2) == pytest.approx(1.5)
     assert costs.round(4) == pytest.approx(1.9)
     assert costs.round(3) == pytest.approx(1.7)
-    assert costs.one_more(2) == pytest.approx(0.2)
 
 
 def test_catching_up_is_no_part_of_a_round() -> None:
