@@ -231,10 +231,9 @@ def _random_rows(
     source = random.Random(seed)
     rows = []
     for _ in range(num_rows):
-        length = source.choice(lengths)
-        if max_prompt_tokens is not None:
-            length = min(length, max_prompt_tokens)
-        rows.append(source.choices(ordinary, k=length))
+        row = source.choices(ordinary, k=source.choice(lengths))
+        # Cut and not drawn shorter, so that the limit does not change the rows after it.
+        rows.append(row if max_prompt_tokens is None else row[:max_prompt_tokens])
     return rows
 
 
