@@ -3,6 +3,7 @@
     Exception
     └── SpecDecError
         ├── InvalidConfigError          (also a ValueError)
+        ├── InvalidPromptsError         (also a ValueError)
         ├── UnsupportedGenerationError  (also a ValueError)
         ├── IncompatibleDraftError      (also a ValueError)
         ├── DraftLoadError              (also an OSError)
@@ -27,6 +28,10 @@ class SpecDecError(Exception):
 
 class InvalidConfigError(SpecDecError, ValueError):
     """A setting has a wrong name, type or value."""
+
+
+class InvalidPromptsError(SpecDecError, ValueError):
+    """A file of prompts to measure on is not of a form that is understood."""
 
 
 class UnsupportedGenerationError(SpecDecError, ValueError):
