@@ -1,7 +1,8 @@
-"""Constrain the text to a JSON schema with a grammar engine (llguidance), with a draft and without; offline.
+"""Constrain the text to a JSON schema with a grammar engine (llguidance), with a draft and without.
 
-pip install llguidance
-python examples/custom_processor_grammar.py
+It needs `pip install llguidance`, and runs offline:
+
+    python examples/custom_processor_grammar.py
 """
 
 import json
@@ -13,7 +14,7 @@ import hf_specdec
 from hf_specdec.demo import DEMO_PROMPTS, load_demo_pair
 
 try:
-    from llguidance import LLMatcher, LLTokenizer, hf
+    from llguidance import LLMatcher, hf
     from llguidance.numpy import allocate_token_bitmask, apply_token_bitmask_inplace, fill_next_token_bitmask
 except ImportError as error:
     raise SystemExit(f"This example needs llguidance: `pip install llguidance`. ({error})") from error
@@ -29,16 +30,16 @@ class GrammarProcessor(LogitsProcessor):
 
     # State is safe: this sees precisely the calls of plain decoding, one per emitted token and in order, and never a
     # draft token that was rejected. Nothing needs to be rolled back.
-    def __init__(self, tokenizer: LLTokenizer, grammar: str) -> None:
-        self.tokenizer, self.grammar = tokenizer, grammar
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
         self.matchers: list[LLMatcher] = []  # one per row
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # [B, L], [B, V] -> [B, V]
+        """Let every row's matcher read the token that was emitted last, and mask what may not follow."""
         for matcher, token_id in zip(self.matchers, input_ids[:, -1].tolist(), strict=False):
             if not matcher.is_stopped() and not matcher.consume_token(token_id):  # a finished row gets padding
                 raise RuntimeError(matcher.get_error())
-        if not self.matchers:  # the first call: all tokens so far are the prompt's
-            self.matchers = [LLMatcher(self.tokenizer, self.grammar) for _ in input_ids]
+        self.matchers = self.matchers or [self.matcher.deep_copy() for _ in input_ids]  # first call: no token to read
         bitmask, bias = allocate_token_bitmask(*scores.shape), torch.zeros(scores.shape)
         for row, matcher in enumerate(self.matchers):
             fill_next_token_bitmask(matcher, bitmask, row)
@@ -49,14 +50,13 @@ class GrammarProcessor(LogitsProcessor):
 def main() -> None:
     """Print a JSON object written by the target alone, by target and draft, and by both with sampling."""
     pair = load_demo_pair(num_parameters=0)
-    hf_specdec.enable(pair.target)
-    tokenizer = hf.from_tokenizer(pair.tokenizer, n_vocab=pair.target.config.vocab_size)
-    grammar = LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_pattern": BLANKS})
-    inputs = pair.tokenizer(DEMO_PROMPTS["json"][0].rpartition("{")[0], return_tensors="pt").to(pair.target.device)
+    model = hf_specdec.enable(pair.target)
+    tokenizer = hf.from_tokenizer(pair.tokenizer, n_vocab=model.config.vocab_size)
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(SCHEMA, overrides={"whitespace_pattern": BLANKS}))
+    inputs = pair.tokenizer(DEMO_PROMPTS["json"][0].rpartition("{")[0], return_tensors="pt").to(model.device)
 
     def write(**options: object) -> str:
-        processors = [GrammarProcessor(tokenizer, grammar)]
-        output = pair.target.generate(**inputs, max_new_tokens=256, logits_processor=processors, **options)
+        output = model.generate(**inputs, max_new_tokens=256, logits_processor=[GrammarProcessor(matcher)], **options)
         return pair.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
     plain, drafted = write(do_sample=False), write(do_sample=False, draft_model=pair.draft, num_draft_tokens=3)

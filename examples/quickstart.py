@@ -30,11 +30,11 @@ def main() -> None:
 
     print("---- greedy")
     greedy = model.generate(
-        **inputs, max_new_tokens=64, do_sample=False, draft_model=draft, return_dict_in_generate=True
+        **inputs, max_new_tokens=48, do_sample=False, draft_model=draft, return_dict_in_generate=True
     )
     print(tokenizer.decode(greedy.sequences[0, prompt_length:], skip_special_tokens=True))
     print(f"\n{greedy.speculation}")
-    plain = model.generate(**inputs, max_new_tokens=64, do_sample=False)
+    plain = model.generate(**inputs, max_new_tokens=48, do_sample=False)
     print(f"the same tokens as without the draft: {torch.equal(greedy.sequences, plain)}")
 
     print("\n---- sampled")
@@ -42,7 +42,7 @@ def main() -> None:
     torch.manual_seed(0)
     sampled = model.generate(
         **inputs,
-        max_new_tokens=64,
+        max_new_tokens=48,
         do_sample=True,
         temperature=0.8,
         top_p=0.95,
