@@ -280,7 +280,7 @@ def bitsandbytes_config(quantization: str, dtype: torch.dtype) -> BitsAndBytesCo
     return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
 
 
-def quantized_layer(layer: nn.Module, quantization: str, dtype: torch.dtype) -> nn.Module:
+def quantized_layer(layer: Any, quantization: str, dtype: torch.dtype) -> nn.Module:
     """Return what takes a linear layer's place in a quantized model, its weight quantized on the device it lies on.
 
     Args:
@@ -288,38 +288,37 @@ def quantized_layer(layer: nn.Module, quantization: str, dtype: torch.dtype) -> 
         quantization: One of `QUANTIZATIONS` but "none".
         dtype: What a 4-bit layer computes in.
     """
-    import bitsandbytes as bnb  # takes a second, and only quantized drafts need it
+    import bitsandbytes.nn  # takes a second, and only quantized drafts need it
 
-    is_transposed = not isinstance(layer, nn.Linear)
-    weight, bias = layer.weight.detach().T.contiguous() if is_transposed else layer.weight.detach(), layer.bias  # type: ignore[operator,union-attr]
-    num_outputs, num_inputs = weight.shape
+    bnb: Any = bitsandbytes.nn
+    is_four_bit = quantization in FOUR_BIT
     settings = bitsandbytes_config(quantization, dtype)
+    weight = layer.weight.detach()
+    if not isinstance(layer, nn.Linear):
+        weight = weight.T.contiguous()
+    num_outputs, num_inputs = weight.shape
+    has_bias = layer.bias is not None
     with torch.device("meta"):
-        if quantization in FOUR_BIT:
-            new: Any = bnb.nn.Linear4bit(
+        if is_four_bit:
+            new: Any = bnb.Linear4bit(
                 num_inputs,
                 num_outputs,
-                bias is not None,
+                has_bias,
                 settings.bnb_4bit_compute_dtype,
                 compress_statistics=settings.bnb_4bit_use_double_quant,
                 quant_type=settings.bnb_4bit_quant_type,
                 quant_storage=settings.bnb_4bit_quant_storage,
             )
         else:
-            new = bnb.nn.Linear8bitLt(
-                num_inputs,
-                num_outputs,
-                bias is not None,
-                has_fp16_weights=False,
-                threshold=settings.llm_int8_threshold,
-            )
-    kind = bnb.nn.Params4bit if quantization in FOUR_BIT else bnb.nn.Int8Params
-    # bitsandbytes quantizes what it moves; int8 weights only where they come from main memory.
-    source = weight if quantization in FOUR_BIT else weight.cpu()
+            threshold = settings.llm_int8_threshold
+            new = bnb.Linear8bitLt(num_inputs, num_outputs, has_bias, has_fp16_weights=False, threshold=threshold)
+    # bitsandbytes quantizes what it moves, int8 weights only where they come from main memory.
+    kind, source = (bnb.Params4bit, weight) if is_four_bit else (bnb.Int8Params, weight.cpu())
     options = {name: value for name, value in vars(new.weight).items() if name not in ("CB", "SCB")}
     new.weight = kind(source, requires_grad=False, **options).to(weight.device)
-    new.bias = bias
-    return new
+    new.bias = layer.bias
+    quantized: nn.Module = new
+    return quantized
 
 
 def stored_as(config: Any) -> str | None:

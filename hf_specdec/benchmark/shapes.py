@@ -84,9 +84,7 @@ def _smollm_2(
     )
     special = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     rope = {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
-    return Shape(
-        model_type="llama", values={**sizes, **special, **rope, "rms_norm_eps": 1e-5}, ordinary=(17, 49_152)
-    )
+    return Shape(model_type="llama", values={**sizes, **special, **rope, "rms_norm_eps": 1e-5}, ordinary=(17, 49_152))
 
 
 def _tiny(model_type: str, hidden_size: int, num_layers: int, **values: Any) -> Shape:
@@ -96,9 +94,7 @@ def _tiny(model_type: str, hidden_size: int, num_layers: int, **values: Any) -> 
     return Shape(model_type=model_type, values={**sizes, **own, **special, **values}, ordinary=(3, 4096))
 
 
-def _sizes(
-    hidden_size: int, intermediate_size: int, num_layers: int, num_heads: int, **values: Any
-) -> dict[str, Any]:
+def _sizes(hidden_size: int, intermediate_size: int, num_layers: int, num_heads: int, **values: Any) -> dict[str, Any]:
     return {
         "hidden_size": hidden_size,
         "intermediate_size": intermediate_size,

@@ -236,7 +236,9 @@ def _materialize(model: Any, block: Tensor, quantization: str) -> None:
     to_quantize = {name for name, _ in linear_layers(model)} if quantization != "none" else set()
     skeletal = list(model.parameters())
     made: dict[int, nn.Parameter] = {}
-    for name, module in list(model.named_modules()):
+    # By name: a list of the modules would keep those alive that quantized ones take the place of.
+    for name in [name for name, _ in model.named_modules()]:
+        module = model.get_submodule(name)
         own = list(module.named_parameters(recurse=False))
         for own_name, parameter in own:
             # One for all places of a tied weight.
