@@ -9,10 +9,11 @@ import pytest
 import torch
 from integration.comparing import assert_same_ids, plain
 from integration.harness import watched
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 import hf_specdec
 from hf_specdec.benchmark.synthetic import SyntheticPair, make_synthetic_pair
+from hf_specdec.loading import bitsandbytes_config
 
 TINY = "tiny-target:tiny-draft"
 BOTH = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -125,6 +126,24 @@ def test_a_quantized_draft_is_accepted_at_the_same_rate(quantization, dtype):
     same = decode(unquantized, prompt, max_new_tokens=16, do_sample=False)
     assert_same_ids(output.sequences, same.sequences)
     assert output.speculation.token_acceptance_rate == same.speculation.token_acceptance_rate
+
+
+@pytest.mark.parametrize("quantization", ["nf4", "fp4", "int8"])
+def test_quantized_layers_are_those_that_the_host_would_load(quantization, tmp_path):
+    quantized, plain_draft = (
+        make_synthetic_pair("tiny-target:tiny-qwen3", 0.5, dtype=torch.float32, draft_quantization=kind).draft
+        for kind in (quantization, "none")
+    )
+    plain_draft.save_pretrained(tmp_path)
+    settings = bitsandbytes_config(quantization, torch.float32)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, quantization_config=settings)
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        wanted, got, unquantized = (
+            model.model(ids).last_hidden_state for model in (loaded.eval(), quantized, plain_draft)
+        )
+    assert torch.equal(got, wanted)
+    assert not torch.allclose(got, unquantized, atol=1e-4)
 
 
 def test_vocabularies_may_differ_in_size_where_the_tokens_are_the_same(tmp_path):
