@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
 from transformers.utils.peft_utils import find_adapter_config_file
 
@@ -155,7 +156,7 @@ def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreT
     }
     choice, is_to_be_quantized = _quantization_for(target, name, config)
     if is_to_be_quantized:
-        settings["quantization_config"] = _bitsandbytes_config(choice.quantization, target.dtype)
+        settings["quantization_config"] = bitsandbytes_config(choice.quantization, target.dtype)
         settings["device_map"] = {"": last_device_of(target)}
     with _as_load_error(name):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -270,12 +271,54 @@ def _too_large(name: str, sizes: dict[str, int], free: int, device: torch.device
     )
 
 
-def _bitsandbytes_config(quantization: str, dtype: torch.dtype) -> BitsAndBytesConfig:
+def bitsandbytes_config(quantization: str, dtype: torch.dtype) -> BitsAndBytesConfig:
+    """Return the settings with which a draft is quantized: those of `quantization`, computing in `dtype`."""
     if quantization in FOUR_BIT:
         # Quantizing the scales as well would save 0.4 bits per weight and make every step slower.
         return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type=quantization, bnb_4bit_compute_dtype=dtype)
     # With a threshold, which columns are computed in 16 bit would depend on the other rows and positions.
     return BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
+
+
+def quantized_layer(layer: Any, quantization: str, dtype: torch.dtype) -> nn.Module:
+    """Return what takes a linear layer's place in a quantized model, its weight quantized on the device it lies on.
+
+    Args:
+        layer: A `Linear`, or the host's `Conv1D`, whose weight is stored transposed.
+        quantization: One of `QUANTIZATIONS` but "none".
+        dtype: What a 4-bit layer computes in.
+    """
+    import bitsandbytes.nn  # takes a second, and only quantized drafts need it
+
+    bnb: Any = bitsandbytes.nn
+    is_four_bit = quantization in FOUR_BIT
+    settings = bitsandbytes_config(quantization, dtype)
+    weight = layer.weight.detach()
+    if not isinstance(layer, nn.Linear):
+        weight = weight.T.contiguous()
+    num_outputs, num_inputs = weight.shape
+    has_bias = layer.bias is not None
+    with torch.device("meta"):
+        if is_four_bit:
+            new: Any = bnb.Linear4bit(
+                num_inputs,
+                num_outputs,
+                has_bias,
+                settings.bnb_4bit_compute_dtype,
+                compress_statistics=settings.bnb_4bit_use_double_quant,
+                quant_type=settings.bnb_4bit_quant_type,
+                quant_storage=settings.bnb_4bit_quant_storage,
+            )
+        else:
+            threshold = settings.llm_int8_threshold
+            new = bnb.Linear8bitLt(num_inputs, num_outputs, has_bias, has_fp16_weights=False, threshold=threshold)
+    # bitsandbytes quantizes what it moves, int8 weights only where they come from main memory.
+    kind, source = (bnb.Params4bit, weight) if is_four_bit else (bnb.Int8Params, weight.cpu())
+    options = {name: value for name, value in vars(new.weight).items() if name not in ("CB", "SCB")}
+    new.weight = kind(source, requires_grad=False, **options).to(weight.device)
+    new.bias = layer.bias
+    quantized: nn.Module = new
+    return quantized
 
 
 def stored_as(config: Any) -> str | None:

@@ -59,12 +59,18 @@ def weight_bytes(model: PreTrainedModel, quantization: str = "none") -> int:
     total = sum(_bytes(tensor) for tensor in (*model.parameters(), *model.buffers()))
     if quantization == "none":
         return total
+    for _, module in linear_layers(model):
+        total += _quantized_bytes(module, quantization) - _bytes(module.weight)
+    return total
+
+
+def linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
+    """Return name and module of each layer that the host would let bitsandbytes quantize, `Conv1D` among them."""
     kept = get_keys_to_not_convert(model)
     for name, module in model.named_modules():
         is_linear = type(module) is nn.Linear or isinstance(module, Conv1D)
         if is_linear and should_convert_module(name, kept):
-            total += _quantized_bytes(module, quantization) - _bytes(module.weight)
-    return total
+            yield name, module
 
 
 def size_of(config: Any, dtype: torch.dtype) -> ModelSize:
