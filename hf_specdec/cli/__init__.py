@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from hf_specdec.cli.bench import bench
 from hf_specdec.cli.demo import demo
 from hf_specdec.cli.env import env
 from hf_specdec.cli.generate import generate
@@ -28,6 +29,7 @@ app.command()(generate)
 app.command()(env)
 app.command()(simulate)
 app.command()(plan)
+app.command()(bench)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,152 @@
+"""Show a benchmark: a table in the terminal, a report in Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from hf_specdec.benchmark.bench.ways import OURS_PREFIX, PLAIN, PLAIN_AGAIN
+
+HEADER = (
+    "way",
+    "tokens/s per row",
+    "first token, ms",
+    "ms/token p50",
+    "p95",
+    "memory",
+    "accepted",
+    "tokens per round",
+    "K",
+    "times faster",
+)
+# A way that is this much faster or slower than plain decoding beyond its interval is said to be so.
+EQUAL = 0.03
+
+
+def row_texts(name: str, row: Mapping[str, Any], way: Mapping[str, Any]) -> list[str]:
+    """Return a way's line of the table."""
+    told = way.get("speculation")
+    ratio = row["speed_up"]
+    speed = "" if name == PLAIN else f"{ratio['value']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})"
+    if row["is_wrong"]:
+        speed += f", {way['num_differing_outputs']} outputs differ"
+    return [
+        name,
+        f"{row['tokens_per_second_per_row']:.1f}",
+        f"{row['first_token_milliseconds']:.0f}",
+        f"{row['token_milliseconds_p50']:.1f}",
+        f"{row['token_milliseconds_p95']:.1f}",
+        _memory(row),
+        f"{told['acceptance_rate']:.0%}" if told else "",
+        f"{told['mean_acceptance_length']:.2f}" if told else f"{row['tokens_per_target_forward']:.2f}",
+        f"{told['mean_draft_length']:.1f}" if told else "",
+        speed,
+    ]
+
+
+def _memory(row: Mapping[str, Any]) -> str:
+    if "memory_bytes" not in row:
+        return ""
+    share = f" ({row['memory_share']:.0%})" if "memory_share" in row else ""
+    return f"{row['memory_bytes'] / 1e9:.2f} GB{share}"
+
+
+def cell_table(key: str, cell: Mapping[str, Any]) -> Table:
+    """Return a cell's table for the terminal."""
+    table = Table(*HEADER, title=key, title_justify="left")
+    for name, row in cell["rows"].items():
+        style = "red" if row["is_wrong"] else ("bold" if name.startswith(OURS_PREFIX) else "")
+        table.add_row(*row_texts(name, row, cell["ways"][name]), style=style)
+    return table
+
+
+def markdown(results: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
+    """Return the whole report.
+
+    Args:
+        results: With summaries.
+        plots: Names of pictures that lie beside it.
+    """
+    parts = [f"# {results['pair']['target']} with {results['pair']['draft']}", _introduction(results)]
+    parts += [f"![{name}]({name})" for name in plots]
+    parts += ["## Over all cells", _means(results), _verdict(results), "## Cell by cell"]
+    for key, cell in results["cells"].items():
+        rows = [row_texts(name, row, cell["ways"][name]) for name, row in cell["rows"].items()]
+        parts += [f"### {key}", _table(HEADER, rows)]
+        if cell["refused"]:
+            parts.append("Not run: " + "; ".join(f"{name} ({why})" for name, why in cell["refused"].items()) + ".")
+        parts += _remarks(cell)
+    return "\n\n".join(parts) + "\n"
+
+
+def _introduction(results: Mapping[str, Any]) -> str:
+    origin = results["provenance"]
+    options = origin["options"]
+    check = origin["idle_check"]
+    busy = "" if check["is_idle"] else " **The machine was not idle when this began: do not trust small differences.**"
+    note = f" {results['pair']['note']}" if results["pair"]["note"] else ""
+    versions = ", ".join(f"{name} {version}" for name, version in origin["versions"].items())
+    return (
+        f"Measured on {origin['date']} on {origin['hardware']} ({origin['threads']} thread(s)), {versions}, "
+        f"{origin['commit']}; {options['dtype']}, {options['max_new_tokens']} new tokens per row, "
+        f"{options['num_prompts']} prompts, {options['repeats']} repeats, all ways interleaved in one process."
+        f"{note}{busy}\n\n"
+        "Times faster than plain decoding: the ratio of summed times, with its 95 % interval, in which the noise of "
+        f"plain decoding against itself ({results['noise']:.1%}) is contained. Memory is that of the weights a way "
+        "needs and of what its calls took beyond. Tokens per round are tokens per forward of the target where "
+        "transformers does not tell."
+    )
+
+
+def _means(results: Mapping[str, Any]) -> str:
+    rows = [[name, f"{value:.2f}"] for name, value in results["means"].items() if name != PLAIN]
+    return _table(["way", "times faster, geometric mean"], rows)
+
+
+def _verdict(results: Mapping[str, Any]) -> str:
+    """Say in a sentence what a reader should take away."""
+    ours = {name: value for name, value in results["means"].items() if name.startswith(OURS_PREFIX)}
+    if not ours:
+        return ""
+    adaptive = ours.get(f"{OURS_PREFIX}adaptive")
+    best = max(ours, key=ours.__getitem__)
+    if max(ours.values()) < 1 - EQUAL or (adaptive is not None and abs(adaptive - 1) <= EQUAL):
+        text = "This draft does not pay here: "
+        text += f"left to adapt, decoding is as fast as without it ({adaptive:.2f})." if adaptive else "it costs time."
+        return text
+    return f"The fastest of ours is `{best}`, {ours[best]:.2f} times as fast as plain decoding."
+
+
+def _remarks(cell: Mapping[str, Any]) -> list[str]:
+    """Return what else happened in a cell: fallbacks, and signs of a broken draft."""
+    lines = []
+    for name, way in cell["ways"].items():
+        told = way.get("speculation") or {}
+        lines += [f"`{name}`: {text}" for text in (*told.get("fallbacks", []), *told.get("draft_suspicions", []))]
+    return ["\n".join(f"- {line}" for line in lines)] if lines else []
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [list(header), ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def comparison_text(differing: Sequence[Mapping[str, Any]], count: int) -> str:
+    """Return what changed between two runs beyond noise, in Markdown."""
+    agreeing = count - len(differing)
+    lines = [f"{agreeing} of {count} speed-ups agree within their intervals."]
+    if not count:
+        return "The two runs have no cell in common.\n"
+    if differing:
+        rows = [[own["cell"], own["way"], _interval(own["first"]), _interval(own["second"])] for own in differing]
+        lines += ["", _table(["cell", "way", "first", "second"], rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _interval(ratio: Mapping[str, float]) -> str:
+    return f"{ratio['value']:.2f} ({ratio['low']:.2f}–{ratio['high']:.2f})"
+
+
+NOT_COMPARED = frozenset({PLAIN, PLAIN_AGAIN})

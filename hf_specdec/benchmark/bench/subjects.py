@@ -1,0 +1,110 @@
+"""Load what is measured: the bundled pair, two models by name, or a synthetic pair."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+import hf_specdec
+from hf_specdec.benchmark.bench.ways import Pair
+from hf_specdec.benchmark.synthetic import SyntheticPair, make_synthetic_pair
+from hf_specdec.demo import DEMO_FOLDER, load_demo_pair
+
+SYNTHETIC = "synthetic"
+SYNTHETIC_PROMPT_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """A pair, what to call it, and prompts of its own where it cannot read text."""
+
+    pair: Pair
+    names: dict[str, str]
+    prompts: SyntheticPrompts | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyntheticPrompts:
+    """The prompts of a synthetic pair, in the place of a workload."""
+
+    pair: SyntheticPair
+
+    def encoded(
+        self, tokenizer: None, num_prompts: int, *, num_prompt_tokens: int | None, seed: int, **_: Any
+    ) -> list[list[int]]:
+        """Return random rows of ids, all of one length."""
+        num_tokens = num_prompt_tokens or SYNTHETIC_PROMPT_TOKENS
+        rows: list[list[int]] = self.pair.prompt(num_prompts, num_tokens, seed).tolist()
+        return rows
+
+
+def synthetic_pair(
+    shapes: str, acceptance: float, dtype: torch.dtype, device: str, seed: int, quantization: str = "none"
+) -> Subject:
+    """Return a pair of random weights whose acceptance is set, and its prompts.
+
+    Raises:
+        InvalidConfigError: The shapes are not known, or the acceptance is out of range.
+    """
+    made = make_synthetic_pair(
+        shapes, acceptance, dtype=dtype, device=device, seed=seed, draft_quantization=quantization
+    )
+    pair = Pair(target=hf_specdec.enable(made.target), draft=made.draft, tokenizer=None, note=made.note)
+    names = {"target": f"{made.target_name} (synthetic)", "draft": f"{made.draft_name} (synthetic)", "note": made.note}
+    return Subject(pair=pair, names=names, prompts=SyntheticPrompts(made))
+
+
+def bundled_pair(num_parameters: int, dtype: torch.dtype, device: str) -> Subject:
+    """Return the bundled pair with its target widened, and what to call the two."""
+    pair = load_demo_pair(num_parameters=num_parameters, dtype=dtype, device=device)
+    note = (
+        f"The target is the bundled one, widened by {num_parameters:,} parameters that cost time and change no logit: "
+        "its texts are those of a model of four million parameters, which are easier to guess than a large model's."
+    )
+    loaded = Pair(
+        target=hf_specdec.enable(pair.target),
+        draft=pair.draft,
+        tokenizer=pair.tokenizer,
+        draft_name=str(DEMO_FOLDER / "draft"),
+        note=note if num_parameters else "",
+    )
+    names = {"target": "the bundled target", "draft": "the bundled draft", "note": loaded.note}
+    return Subject(pair=loaded, names=names)
+
+
+def named_pair(target: str, draft: str, dtype: torch.dtype, device: str, *, trust_remote_code: bool) -> Subject:
+    """Return two models by Hub id or local folder.
+
+    Raises:
+        OSError: One of them cannot be loaded.
+        ValueError: Likewise, or they are no causal LMs.
+    """
+    model = _model(target, dtype, device, trust_remote_code=trust_remote_code)
+    tokenizer = _tokenizer(target, trust_remote_code=trust_remote_code)
+    draft_tokenizer = _tokenizer(draft, trust_remote_code=trust_remote_code)
+    is_same = tokenizer.get_vocab() == draft_tokenizer.get_vocab()
+    pair = Pair(
+        target=hf_specdec.enable(model),
+        draft=_model(draft, dtype, device, trust_remote_code=trust_remote_code),
+        tokenizer=tokenizer,
+        draft_tokenizer=None if is_same else draft_tokenizer,
+        draft_name=draft,
+    )
+    return Subject(pair=pair, names={"target": target, "draft": draft, "note": ""})
+
+
+def _model(name: str, dtype: torch.dtype, device: str, *, trust_remote_code: bool) -> PreTrainedModel:
+    model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=dtype, trust_remote_code=trust_remote_code)
+    loaded: PreTrainedModel = model.to(device).eval()
+    return loaded
+
+
+def _tokenizer(name: str, *, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    tokenizer: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    loaded: PreTrainedTokenizerBase = tokenizer
+    return loaded

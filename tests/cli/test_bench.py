@@ -1,0 +1,149 @@
+"""`hf-specdec bench`: what it measures, writes and compares, on the bundled pair without its ballast."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hf_specdec.benchmark.bench import runner, ways
+from hf_specdec.benchmark.bench.numbers import ADAPTIVE
+from hf_specdec.benchmark.bench.runner import speculation_values
+from hf_specdec.benchmark.bench.ways import ASSISTANT, PLAIN, PROMPT_LOOKUP
+from hf_specdec.cli import main
+from hf_specdec.demo import load_demo_pair
+from hf_specdec.metrics import SpeculationStats
+
+SMALL = ["--num-parameters", "0", "--dtype", "float32", "--num-prompts", "2", "--max-new-tokens", "12"]
+QUICK = [*SMALL, "--workloads", "code", "--repeats", "1", "--lengths", "3", "--assisted-lengths", "2"]
+
+Run = Callable[..., dict[str, Any]]
+
+
+def bench(*arguments: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *arguments])
+    assert ended.value.code == 0
+
+
+@pytest.fixture
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run_bench(*arguments: str, folder: str = "out") -> dict[str, Any]:
+        bench(*QUICK, "--no-plots", "--json", "--output", str(tmp_path / folder), *arguments)
+        results: dict[str, Any] = json.loads(capsys.readouterr().out)
+        assert results == json.loads((tmp_path / folder / "results.json").read_text(encoding="utf-8"))
+        return results
+
+    return run_bench
+
+
+@pytest.mark.slow
+def test_every_way_decodes_the_same_text(run: Run, tmp_path: Path) -> None:
+    results = run("--quantizations", "none,nf4", "--batch-sizes", "1,2")
+    single, batch = results["cells"]["code T=0 B=1"], results["cells"]["code T=0 B=2"]
+    names = {"draft_model K=3", ADAPTIVE, "draft_model K=3, nf4", f"{ADAPTIVE}, nf4"}
+    hosts = {ASSISTANT, "assistant_model, heuristic", "assistant_model K=2", PROMPT_LOOKUP}
+    assert single["rows"].keys() == {PLAIN, "plain again"} | names | hosts
+    assert batch["rows"].keys() == {PLAIN, "plain again"} | names
+    assert batch["refused"].keys() >= hosts
+    for cell in (single, batch):
+        for name, way in cell["ways"].items():
+            assert way["num_differing_outputs"] == 0, name
+            assert not cell["rows"][name]["is_wrong"]
+            assert way["new_tokens"] == [12] * cell["num_batches"]
+            assert way["weight_bytes"] > 0
+    assert single["ways"]["draft_model K=3, nf4"]["speculation"]["draft_quantization"] == "nf4"
+    assert single["ways"]["draft_model K=3"]["speculation"]["mean_acceptance_length"] > 1
+    assert single["rows"]["draft_model K=3"]["tokens_per_target_forward"] > 1
+    report = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "### code T=0 B=2" in report
+    assert "transformers refuses batches there" in report
+
+
+FEW = ["--leave-out", "plain-compiled,assistant,assistant-lengths,prompt-lookup,adaptive"]
+
+
+def test_a_run_that_was_stopped_goes_on(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = run(*FEW, "--temperatures", "0,0.7")
+    calls: list[Any] = []
+    measure = runner.timed_call
+    monkeypatch.setattr(runner, "timed_call", lambda *arguments: calls.append(arguments) or measure(*arguments))
+    assert run(*FEW, "--temperatures", "0,0.7")["cells"] == first["cells"]
+    assert not calls
+    third = run(*FEW, "--temperatures", "0,1")
+    assert third["cells"].keys() == {"code T=0 B=1", "code T=0.7 B=1", "code T=1 B=1"}
+    assert calls
+
+
+def test_two_runs_are_compared(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(*FEW, folder="a")
+    run(*FEW, folder="b")
+    bench("--compare", str(tmp_path / "a" / "results.json"), str(tmp_path / "b" / "results.json"))
+    assert "of 2 speed-ups agree within their intervals." in capsys.readouterr().out
+
+
+def test_long_prompts_and_own_prompts(run: Run, tmp_path: Path) -> None:
+    own = tmp_path / "mine.jsonl"
+    own.write_text('{"prompt": "def main():"}\n{"prompt": "class Tree:"}\n', encoding="utf-8")
+    results = run(*FEW, "--prompts", str(own), "--prompt-tokens", "0,40")
+    assert results["cells"].keys() == {"mine T=0 B=1", "mine T=0 B=1 P=40"}
+    assert results["cells"]["mine T=0 B=1 P=40"]["prompt_tokens"] == [40, 40]
+
+
+def test_a_synthetic_pair_says_that_its_acceptance_is_set(run: Run, tmp_path: Path) -> None:
+    results = run(*FEW, "--synthetic", "tiny-target:tiny-draft", "--acceptance", "1")
+    assert "set" in results["pair"]["note"]
+    way = results["cells"]["synthetic T=0 B=1"]["ways"]["draft_model K=3"]
+    assert way["speculation"]["token_acceptance_rate"] == 1.0
+    assert results["pair"]["note"] in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+
+
+def test_pictures_are_drawn_where_matplotlib_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    left_out = ["--leave-out", "plain-compiled,assistant,assistant-lengths,prompt-lookup"]
+    bench(*QUICK, *left_out, "--output", str(tmp_path), "--batch-sizes", "1,2")
+    pictures = {path.name for path in tmp_path.glob("*.png")}
+    assert pictures >= {"speed_up_by_workload.png", "acceptance_by_position.png", "latency_against_batch.png"}
+    assert all(picture in (tmp_path / "report.md").read_text(encoding="utf-8") for picture in pictures)
+    assert "code T=0 B=2" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--workloads", "poems"], "must be of code, json"),
+        (["--temperatures", "-1"], "numbers of at least 0"),
+        (["--batch-sizes", "0"], "numbers of at least 1"),
+        (["--quantizations", "int3"], "but holds 'int3'"),
+        (["--leave-out", "everything"], "but holds 'everything'"),
+        (["--model", "org/target"], "needs the other of the two"),
+        (["--synthetic", "a:b", "--model", "x", "--draft", "y"], "cannot be combined"),
+    ],
+)
+def test_wrong_usage_is_told_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
+) -> None:
+    # The package's attribute of that name is the command.
+    module = sys.modules["hf_specdec.cli.bench"]
+    monkeypatch.setattr(module, "_load", lambda *_: pytest.fail("nothing must be loaded"))
+    with pytest.raises(SystemExit) as error:
+        main(["bench", *arguments])
+    assert error.value.code in (1, 2)
+    assert message.split()[0] in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_assistant_shares_the_drafts_weights_and_nothing_else() -> None:
+    draft = load_demo_pair(num_parameters=0).draft
+    assistant = ways.assistant_of(draft, {"num_assistant_tokens": 3})
+    assert assistant.generation_config.num_assistant_tokens == 3
+    assert draft.generation_config.num_assistant_tokens != 3
+    pairs = zip(assistant.parameters(), draft.parameters(), strict=True)
+    assert all(own.data_ptr() == other.data_ptr() for own, other in pairs)
+
+
+def test_a_call_without_rounds_has_values_too() -> None:
+    assert speculation_values([SpeculationStats()])["mean_draft_length"] == 0.0
