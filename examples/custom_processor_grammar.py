@@ -22,7 +22,7 @@ except ImportError as error:
 NAME, LINE = {"type": "string", "pattern": "^[a-z_]{3,16}$"}, {"type": "integer", "minimum": 1, "maximum": 999}
 PROPERTIES = {"name": NAME, "line": LINE, "arguments": {"type": "array", "items": NAME, "minItems": 2, "maxItems": 3}}
 SCHEMA = {"type": "object", "properties": PROPERTIES, "required": [*PROPERTIES], "additionalProperties": False}
-BLANKS = r"(\n {4}|\n {6}|\n {8}| )?"  # bounded, or a model could go on with blanks for ever
+BLANKS = r"(\n {4}|\n {6}|\n {8}| )?"  # bounded, so that 300 tokens always suffice
 
 
 class GrammarProcessor(LogitsProcessor):
@@ -56,7 +56,7 @@ def main() -> None:
     inputs = pair.tokenizer(DEMO_PROMPTS["json"][0].rpartition("{")[0], return_tensors="pt").to(model.device)
 
     def write(**options: object) -> str:
-        output = model.generate(**inputs, max_new_tokens=256, logits_processor=[GrammarProcessor(matcher)], **options)
+        output = model.generate(**inputs, max_new_tokens=300, logits_processor=[GrammarProcessor(matcher)], **options)
         return pair.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
 
     plain, drafted = write(do_sample=False), write(do_sample=False, draft_model=pair.draft, num_draft_tokens=3)

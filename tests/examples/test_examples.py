@@ -150,7 +150,7 @@ def write_batch(pair: DemoPair) -> Callable[..., torch.Tensor]:
     def write(**options: Any) -> torch.Tensor:
         processors = [example["GrammarProcessor"](matcher)]
         output = pair.target.generate(
-            **inputs, max_new_tokens=256, do_sample=False, logits_processor=processors, **options
+            **inputs, max_new_tokens=300, do_sample=False, logits_processor=processors, **options
         )
         return output[:, inputs["input_ids"].shape[1] :]
 
