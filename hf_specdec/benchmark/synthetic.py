@@ -42,8 +42,8 @@ class SyntheticPair:
             text.
     """
 
-    target: PreTrainedModel
-    draft: PreTrainedModel
+    target: PreTrainedModel = field(repr=False)
+    draft: PreTrainedModel = field(repr=False)
     target_name: str
     draft_name: str
     draft_quantization: str
