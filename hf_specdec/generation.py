@@ -156,7 +156,7 @@ def generate(model: Any, **kwargs: Any) -> Any:
         >>> hf_specdec.generate(model, **inputs, max_new_tokens=64, draft_model="org/draft")
     """
     target = _inner_model(model)
-    host_generate: Any = target.generate  # type: ignore[operator]
+    host_generate: Any = target.generate
     named = inspect.signature(_host_generate).parameters
     given = {name: value for name, value in kwargs.items() if value is not None or name not in named}
     if isinstance(target, SpeculativeGenerationMixin):
