@@ -226,6 +226,9 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
     started = time.perf_counter()
     ours = {name: kwargs.pop(name) for name in OUR_KEYWORDS if name in kwargs}
     draft_model = ours.get("draft_model")
+    if draft_model is None and isinstance(kwargs.get("custom_generate"), str):
+        # A pairing's recipe brings the draft and takes the rest.
+        return host_generate(*args, **kwargs, **ours)
     if draft_model is None:
         refuse_settings_without_draft(ours)
         return host_generate(*args, **kwargs)
