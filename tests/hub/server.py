@@ -255,7 +255,8 @@ class _Handler(BaseHTTPRequestHandler):
         if repository is not None:
             self._json({"url": f"{self.hub.address}/{repo_id}"}, status=409)
             return
-        self.hub.repositories[repo_id] = Repository(is_private=bool(values.get("private")))
+        is_private = values.get("private") is True or values.get("visibility") == "private"
+        self.hub.repositories[repo_id] = Repository(is_private=is_private)
         self._json({"url": f"{self.hub.address}/{repo_id}", "name": repo_id})
 
     def _write(self, repo_id: str, repository: Repository, kind: str, body: bytes) -> None:

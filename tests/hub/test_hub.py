@@ -23,6 +23,8 @@ from hf_specdec.pairing import hub as our_hub
 from hf_specdec.pairing.folder import RECIPE, hash_files
 from hf_specdec.pairing.schema import FILE_NAME, ModelReference
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 OWN_FILES = sorted(["draft/config.json", "draft/generation_config.json", "draft/model.safetensors"])
 
@@ -155,10 +157,10 @@ def test_what_was_fetched_is_found_again_without_the_hub(session: Any) -> None:
 def test_an_interrupted_download_goes_on_where_it_stopped(session: Any) -> None:
     files = value(session, "resumed")["files"]
     assert "draft/model.safetensors" in files
-    ranges = [request for request in session[1].requests if " bytes=" in request]
-    [request] = ranges
+    [request] = [request for request in session[1].requests if " bytes=" in request]
     digest = request.split("/")[2].split()[0]
-    assert request.endswith(f"bytes={len(session[1].store[digest]) // 2}-")
+    num_sent = len(session[1].store[digest]) // 2
+    assert request.endswith(f"bytes={num_sent // 1000 * 1000}-")
 
 
 @pytest.mark.parametrize(
