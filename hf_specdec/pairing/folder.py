@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -24,6 +25,7 @@ from hf_specdec.pairing.files import (
 from hf_specdec.pairing.schema import FILE_NAME, LARGEST_FILE, DraftPairing, PairingSource, parse_pairing
 
 MOST_FILES = 256
+MOST_LEVELS = 8
 RECIPE = ("custom_generate/generate.py", "custom_generate/requirements.txt")
 """What the host runs for `generate(custom_generate=…, trust_remote_code=True)`, and only then."""
 
@@ -97,17 +99,20 @@ def check_tree(folder: Path) -> list[str]:
     """
     roots = _roots(folder)
     names: list[str] = []
-    for path in _walk(folder, folder, roots):
+    for number, path in enumerate(_walk(folder, folder)):
         name = path.relative_to(folder).as_posix()
-        if len(names) == MOST_FILES:
+        if number == MOST_FILES or name.count("/") == MOST_LEVELS:
             raise InvalidPairingError(
-                f"A pairing's folder holds at most {MOST_FILES} files, but {str(folder)!r} holds more. Keep other "
-                "files elsewhere."
+                f"A pairing's folder holds at most {MOST_FILES} files and folders, {MOST_LEVELS} deep, but "
+                f"{str(folder)!r} holds more. Keep other files elsewhere."
             )
         if not is_safe_name(name):
-            raise InvalidPairingError(f"Names of a pairing's files must be printable, but one is {quoted(name)}.")
-        check_file(path, name, roots)
-        names.append(name)
+            raise InvalidPairingError(
+                f"Names of a pairing's files must be printable, but one is {quoted(name)}. Rename it."
+            )
+        if not path.is_dir():
+            check_file(path, name, roots)
+            names.append(name)
     return sorted(names)
 
 
@@ -203,7 +208,8 @@ def _roots(folder: Path) -> tuple[Path, ...]:
     return (root, blobs) if in_cache else (root,)
 
 
-def _walk(folder: Path, top: Path, roots: tuple[Path, ...]) -> Iterator[Path]:
+def _walk(folder: Path, top: Path) -> Iterator[Path]:
+    """Yield what is in a folder, folders before what is in them."""
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.is_dir() and entry.is_symlink():
@@ -212,10 +218,11 @@ def _walk(folder: Path, top: Path, roots: tuple[Path, ...]) -> Iterator[Path]:
                     f"A pairing's files must be harmless to open, but {quoted(name)} is a link to a folder. Put the "
                     "files themselves there."
                 )
-            if not entry.is_dir():
-                yield Path(entry.path)
-            elif not (folder == top and entry.name in _IGNORED_FOLDERS):
-                yield from _walk(Path(entry.path), top, roots)
+            if entry.is_dir() and folder == top and entry.name in _IGNORED_FOLDERS:
+                continue
+            yield Path(entry.path)
+            if entry.is_dir():
+                yield from _walk(Path(entry.path), top)
 
 
 def _check_own_draft(folder: Path, pairing: DraftPairing, names: list[str], *, trust_remote_code: bool) -> None:
@@ -257,8 +264,15 @@ def _check_kind(name: str, *, trust_remote_code: bool) -> None:
 
 
 def _check_code(name: str, values: Any, *, trust_remote_code: bool) -> None:
-    if isinstance(values, dict) and values.get("auto_map") and not trust_remote_code:
-        raise _runs_code(name, f"asks for code with `auto_map` ({quoted(values['auto_map'])})")
+    """Refuse what makes the host fetch code: classes of a repository, and compiled kernels of the Hub."""
+    rest = [] if trust_remote_code else [values]
+    while rest:
+        value = rest.pop()
+        rest += value if isinstance(value, list) else value.values() if isinstance(value, dict) else ()
+        for key, found in value.items() if isinstance(value, dict) else ():
+            is_kernel = key.strip("_").startswith(("attn_implementation", "experts_implementation"))
+            if found and (key == "auto_map" or (is_kernel and "/" in json.dumps(found))):
+                raise _runs_code(name, f"asks for code with `{key}` ({quoted(found)})")
 
 
 def _check_index(name: str, values: Any, names: set[str]) -> None:

@@ -269,6 +269,10 @@ def many_files(folder: Path) -> None:
         (folder / f"{index}.txt").write_text("x", encoding="utf-8")
 
 
+def deep_folders(folder: Path) -> None:
+    (folder / "/".join("x" * 300)).mkdir(parents=True)
+
+
 def sparse(name: str, size: int) -> Callable[[Path], None]:
     def attack(folder: Path) -> None:
         with (folder / name).open("wb") as file:
@@ -398,6 +402,18 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
         edited("tokenizer_config.json", auto_map={"AutoTokenizer": ["x.Y", None]}),
         "'tokenizer_config.json' asks for code with `auto_map`",
     ),
+    "code of a part": (
+        edited("config.json", text_config={"x": [{"auto_map": {"AutoConfig": "evil/repo--x.Y"}}]}),
+        "'config.json' asks for code with `auto_map`",
+    ),
+    "kernel": (
+        edited("config.json", attn_implementation="evil/kernel"),
+        r"asks for code with `attn_implementation` \('evil/kernel'\)",
+    ),
+    "kernel of a part": (
+        edited("config.json", text_config={"_experts_implementation": {"": "evil/kernel@main:f"}}),
+        "asks for code with `_experts_implementation`",
+    ),
     "code": (extra("draft/modeling_x.py", b"raise SystemExit"), "'modeling_x.py' is code"),
     "adapter": (adapter, "belongs to an adapter, whose base lies elsewhere"),
     "unknown kind": (extra("draft/library.so", b"x"), "holds only .safetensors.*'library.so' is none"),
@@ -415,7 +431,8 @@ ATTACKS: dict[str, tuple[Callable[[Path], None], str]] = {
     "unlisted file": (extra("draft/chat_template.jinja", b"x", listed=False), "'draft/chat_template.jinja' is not"),
     "unlisted elsewhere": (lambda folder: rewrite(folder, files={"other/x": DIGEST}), "but has 'other/x'"),
     # Size and shape of the folder.
-    "too many files": (many_files, "at most 256 files"),
+    "too many files": (many_files, "at most 256 files and folders"),
+    "deep folders": (deep_folders, "at most 256 files and folders, 8 deep"),
     "large text": (sparse("notes.txt", 2**28), "has 268435456 bytes"),
     "large pairing": (sparse("draft_pairing.json", 2**21), "at most 1048576 bytes"),
     "large weights": (sparse("draft/model.safetensors", 2**39), "has 549755813888 bytes"),

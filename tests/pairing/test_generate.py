@@ -33,6 +33,7 @@ from hf_specdec.demo import DEMO_FOLDER, load_demo_pair
 from hf_specdec.loading import quantization_of
 from hf_specdec.pairing import resolve
 from hf_specdec.pairing.fingerprint import fingerprint
+from hf_specdec.pairing.folder import read_folder
 from hf_specdec.pairing.resolve import CuratedPair, curated_pairs, find_pairing, id_of
 from hf_specdec.pairing.schema import ModelReference
 
@@ -141,6 +142,25 @@ def test_everything_is_read_once_per_target(model: Any, folder: Path) -> None:
     hf_specdec.enable()
     hf_specdec.disable()
     assert not matching._found
+
+
+def test_a_hub_that_was_away_is_asked_again(
+    model: Any, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: list[Any] = [PairingNotFoundError("away"), read_folder(folders["noisy"])]
+
+    def answer(*_: object, **__: object) -> Any:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(resolve, "fetch_if_pairing", answer)
+    with pytest.raises(DraftLoadError, match="could not be loaded"):
+        run(model, "org/pairing")
+    assert run(model, "org/pairing").speculation.draft_pairing.startswith(str(folders["noisy"]))
+    run(model, "org/pairing")
+    assert not answers
 
 
 def test_a_plain_model_is_still_a_plain_model(model: Any, folders: dict[str, Path]) -> None:
