@@ -47,7 +47,7 @@ class SpeculativeConfig:
         strict: Raise if the draft fails, instead of warning once and finishing without it.
         on_round: Called with the record of every round right after it, in the thread that generates.
         trust_remote_code: Let a draft that is given by name run code from its repository.
-        draft_revision: Branch, tag or commit of a draft that is given by name.
+        draft_revision: Branch, tag or commit of a draft or pairing that is given by name.
         draft_quantization: How a draft that is given by name is stored in memory: "none" is the target's dtype, "nf4",
             "fp4" and "int8" are bitsandbytes' formats, and "auto" is "none" where that fits and "nf4" where it does
             not. A checkpoint that is quantized already is loaded as it is.

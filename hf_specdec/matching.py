@@ -38,10 +38,14 @@ class MatchedDraft:
 
 @dataclass(slots=True, kw_only=True)
 class _Found:
-    """What a name led to, for one target; None where it is no pairing. `checked` says how tokenizers compare."""
+    """What a name led to, for one target; None where it is no pairing.
+
+    `checked` says how tokenizers compare, `draft_name` by what name the draft is loaded; both once they are known.
+    """
 
     pairing: DraftPairing | None
     checked: str | None = None
+    draft_name: str | None = None
 
 
 _Key = tuple[Any, PairingSource | None, str | None, bool]
@@ -78,6 +82,8 @@ def match_draft(
     with _lock:
         found = _find_once(target, draft_model, config)
         told = _compare_once(target, found, tokenizer)
+        if found.pairing is not None and found.draft_name is None:
+            found.draft_name = _name_of(found.pairing, config)
     pairing = found.pairing
     if pairing is None:
         plain = resolve_draft(target, draft_model, config)
@@ -86,7 +92,7 @@ def match_draft(
             _found.setdefault(target, {})[_key_of(draft_model, config)] = found
         return MatchedDraft(draft=plain, config=config)
     config = _settings_of(pairing, config, says_length=says_length)
-    draft = resolve_draft(target, _name_of(pairing, config), replace(config, draft_revision=pairing.draft.revision))
+    draft = resolve_draft(target, found.draft_name, replace(config, draft_revision=pairing.draft.revision))
     return MatchedDraft(draft=draft, config=config, told=f"{pairing.source or pairing.draft}; {told}")
 
 

@@ -96,6 +96,7 @@ def main(settings: dict[str, Any]) -> None:
         "generate with a tag": lambda: generate(target, draft_model="org/pairing", **old),
         "generate with a plain model": lambda: generate(target, draft_model="org/plain"),
         "generate with a subfolder on the hub": lambda: generate(target, draft_model="org/points"),
+        "generate again": lambda: generate(target, draft_model="org/points"),
         "generate with nothing": lambda: generate(target, draft_model="org/missing"),
         "auto": lambda: generate(target, draft_model="auto"),
         "auto for a stranger": lambda: generate(stranger, draft_model="auto"),

@@ -221,6 +221,15 @@ def test_generating_with_a_pairing_on_the_hub(session: Any, name: str, told: str
     assert found["pairing"].startswith(told.format(**short))
 
 
+def test_the_hub_is_asked_once_per_target(session: Any) -> None:
+    assert value(session, "generate again") == value(session, "generate with a subfolder on the hub")
+    requests = [request for request in session[1].requests if "/org/points/" in request or "/org/below/" in request]
+    assert [request for request in requests if f"/{FILE_NAME}" in request and request.startswith("GET")] == [
+        f"GET /org/points/resolve/main/{FILE_NAME}"
+    ]
+    assert sum("/tree/" in request or "/revision/" in request for request in requests) == 1
+
+
 def test_a_plain_model_on_the_hub_is_no_pairing(session: Any) -> None:
     assert value(session, "generate with a plain model") == {"is_equal": True, "pairing": ""}
 
