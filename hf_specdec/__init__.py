@@ -7,14 +7,17 @@ from hf_specdec.errors import (
     DraftLoadError,
     IncompatibleDraftError,
     InvalidConfigError,
+    InvalidPairingError,
     InvalidPromptsError,
+    PairingNotFoundError,
     SpecDecError,
     SpeculationWarning,
     UnsupportedGenerationError,
 )
-from hf_specdec.generation import SpeculativeGenerationMixin, disable, enable
+from hf_specdec.generation import SpeculativeGenerationMixin, disable, enable, generate
 from hf_specdec.metrics import ProbeRecord, RoundRecord, SpeculationStats
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
+from hf_specdec.pairing.schema import DraftPairing
 
 __version__ = "0.1.0"
 
@@ -23,11 +26,14 @@ __all__ = [
     "DraftFailedError",
     "DraftLengthController",
     "DraftLoadError",
+    "DraftPairing",
     "FixedDraftLength",
     "IncompatibleDraftError",
     "InvalidConfigError",
+    "InvalidPairingError",
     "InvalidPromptsError",
     "Outlook",
+    "PairingNotFoundError",
     "ProbeRecord",
     "RoundRecord",
     "SpecDecError",
@@ -40,4 +46,5 @@ __all__ = [
     "UnsupportedGenerationError",
     "disable",
     "enable",
+    "generate",
 ]

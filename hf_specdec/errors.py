@@ -6,6 +6,8 @@
         ├── InvalidPromptsError         (also a ValueError)
         ├── UnsupportedGenerationError  (also a ValueError)
         ├── IncompatibleDraftError      (also a ValueError)
+        ├── InvalidPairingError         (also a ValueError)
+        ├── PairingNotFoundError        (also an OSError)
         ├── DraftLoadError              (also an OSError)
         └── DraftFailedError            (also a RuntimeError)
 
@@ -42,6 +44,14 @@ class IncompatibleDraftError(SpecDecError, ValueError):
     """Draft and target do not belong together, for example because their token ids mean different things."""
 
 
+class InvalidPairingError(SpecDecError, ValueError):
+    """A draft pairing breaks a rule: a field, a file of its folder, or what they say of each other."""
+
+
+class PairingNotFoundError(SpecDecError, OSError):
+    """No draft pairing could be found or fetched; the message says where it was looked for."""
+
+
 class DraftLoadError(SpecDecError, OSError):
     """The draft could not be found or read."""
 
@@ -69,4 +79,11 @@ def in_short(error: BaseException) -> str:
 
 
 def _is_inside(module: str) -> bool:
-    return module.partition(".")[0] in {"hf_specdec", "transformers", "torch", "peft", "contextlib"}
+    return module.partition(".")[0] in {
+        "hf_specdec",
+        "transformers",
+        "transformers_modules",
+        "torch",
+        "peft",
+        "contextlib",
+    }

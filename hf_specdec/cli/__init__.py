@@ -13,6 +13,7 @@ from hf_specdec.cli.bench import bench
 from hf_specdec.cli.demo import demo
 from hf_specdec.cli.env import env
 from hf_specdec.cli.generate import generate
+from hf_specdec.cli.pair import pair_app
 from hf_specdec.cli.plan import plan
 from hf_specdec.cli.simulate import simulate
 from hf_specdec.errors import SpecDecError
@@ -30,6 +31,7 @@ app.command()(env)
 app.command()(simulate)
 app.command()(plan)
 app.command()(bench)
+app.add_typer(pair_app)
 
 
 @dataclass(slots=True)
