@@ -7,6 +7,8 @@ from hf_specdec.errors import (
     DraftLoadError,
     IncompatibleDraftError,
     InvalidConfigError,
+    InvalidPairingError,
+    PairingNotFoundError,
     SpecDecError,
     SpeculationWarning,
     UnsupportedGenerationError,
@@ -14,6 +16,7 @@ from hf_specdec.errors import (
 from hf_specdec.generation import SpeculativeGenerationMixin, disable, enable
 from hf_specdec.metrics import ProbeRecord, RoundRecord, SpeculationStats
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
+from hf_specdec.pairing.schema import DraftPairing
 
 __version__ = "0.1.0"
 
@@ -22,10 +25,13 @@ __all__ = [
     "DraftFailedError",
     "DraftLengthController",
     "DraftLoadError",
+    "DraftPairing",
     "FixedDraftLength",
     "IncompatibleDraftError",
     "InvalidConfigError",
+    "InvalidPairingError",
     "Outlook",
+    "PairingNotFoundError",
     "ProbeRecord",
     "RoundRecord",
     "SpecDecError",

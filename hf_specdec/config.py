@@ -9,12 +9,12 @@ from hf_specdec.errors import InvalidConfigError
 from hf_specdec.hints import checked_hints
 from hf_specdec.metrics import RoundRecord
 
-_MAX_DRAFT_TOKENS = 256
+LONGEST_DRAFT = 256
 # "auto" drafts no more than this in a round.
 LONGEST_ADAPTIVE_DRAFT = 16
 
 _Verification = Literal["block", "token"]
-_DraftQuantization = Literal["auto", "none", "nf4", "fp4", "int8"]
+DraftQuantization = Literal["auto", "none", "nf4", "fp4", "int8"]
 
 FOREIGN_SPELLINGS: dict[str, str] = {
     "num_assistant_tokens": "num_draft_tokens",  # transformers
@@ -69,7 +69,7 @@ class SpeculativeConfig:
     on_round: Callable[[RoundRecord], None] | None = None
     trust_remote_code: bool = False
     draft_revision: str | None = None
-    draft_quantization: _DraftQuantization = "auto"
+    draft_quantization: DraftQuantization = "auto"
     controller_hints: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class SpeculativeConfig:
         _check_num_draft_tokens(self.num_draft_tokens)
         _check_choice("verification", self.verification, get_args(_Verification), "for block verification")
         _check_choice(
-            "draft_quantization", self.draft_quantization, get_args(_DraftQuantization), "to choose by free memory"
+            "draft_quantization", self.draft_quantization, get_args(DraftQuantization), "to choose by free memory"
         )
         _check_bool("strict", self.strict)
         _check_bool("trust_remote_code", self.trust_remote_code)
@@ -142,13 +142,13 @@ _FIELD_NAMES = tuple(field.name for field in fields(SpeculativeConfig))
 def _check_num_draft_tokens(value: object) -> None:
     if isinstance(value, str) and value == "auto":
         return
-    rule = f'`num_draft_tokens` must be between 1 and {_MAX_DRAFT_TOKENS}, or "auto"'
+    rule = f'`num_draft_tokens` must be between 1 and {LONGEST_DRAFT}, or "auto"'
     # bool is an int to Python, so True would silently draft one token per round.
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidConfigError(f"{rule}, but is {_describe(value)}. Leave it out to let it adapt, or pass an int.")
     if value < 1:
         raise InvalidConfigError(f"{rule}, but is {value}. To decode without a draft, leave out `draft_model`.")
-    if value > _MAX_DRAFT_TOKENS:
+    if value > LONGEST_DRAFT:
         raise InvalidConfigError(f"{rule}, but is {value}. Values from 3 to 10 suit most pairs of models.")
 
 

@@ -5,6 +5,8 @@
         ├── InvalidConfigError          (also a ValueError)
         ├── UnsupportedGenerationError  (also a ValueError)
         ├── IncompatibleDraftError      (also a ValueError)
+        ├── InvalidPairingError         (also a ValueError)
+        ├── PairingNotFoundError        (also an OSError)
         ├── DraftLoadError              (also an OSError)
         └── DraftFailedError            (also a RuntimeError)
 
@@ -35,6 +37,14 @@ class UnsupportedGenerationError(SpecDecError, ValueError):
 
 class IncompatibleDraftError(SpecDecError, ValueError):
     """Draft and target do not belong together, for example because their token ids mean different things."""
+
+
+class InvalidPairingError(SpecDecError, ValueError):
+    """A draft pairing breaks a rule: a field, a file of its folder, or what they say of each other."""
+
+
+class PairingNotFoundError(SpecDecError, OSError):
+    """No draft pairing could be found or fetched; the message says where it was looked for."""
 
 
 class DraftLoadError(SpecDecError, OSError):

@@ -44,6 +44,8 @@ RANKS = {
 RANK_OF_THE_PACKAGE_ITSELF = 5.25  # its __init__ imports generation, so only those above may import names from it
 
 FREE_OF_TORCH = {"bandwidth", "errors", "config", "hints", "metrics", "controller"}
+FREE_OF_TORCH |= {"pairing.fields", "pairing.records", "pairing.schema"}
+MAY_CALL_THE_HUB = {"pairing.hub", "cards"}
 MAY_USE_PRIVATE_HOST_NAMES = {"generation", "engine.host", "engine.cache"}
 SYNCING_CALLS = {"item", "tolist", "cpu"}
 NAMES_THAT_SAY_NOTHING = {"utils", "helpers", "common", "misc"}
@@ -129,7 +131,12 @@ def stray_bitsandbytes(module: Module) -> list[str]:
 def stray_torch(module: Module) -> list[str]:
     heavy = {"torch", "transformers"}
     found = [name for name, _ in module.imports() if name.split(".")[0] in heavy]
-    return [f"{module.name} imports {name}" for name in found if module.room in FREE_OF_TORCH]
+    return [f"{module.name} imports {name}" for name in found if {module.room, module.name} & FREE_OF_TORCH]
+
+
+def stray_hub_calls(module: Module) -> list[str]:
+    found = [name for name, _ in module.imports() if name.split(".")[0] == "huggingface_hub"]
+    return [f"{module.name} imports {name}" for name in found if module.name not in MAY_CALL_THE_HUB]
 
 
 def stray_print(module: Module) -> list[str]:
@@ -211,6 +218,7 @@ RULES: list[Rule] = [
     wrong_ranks,
     stray_bitsandbytes,
     stray_torch,
+    stray_hub_calls,
     stray_print,
     stray_private_host_names,
     uncommented_syncs,
@@ -248,6 +256,8 @@ def test_package_follows_the_rule(rule: Rule) -> None:
         (stray_bitsandbytes, "memory", "import importlib\nimportlib.import_module('bitsandbytes')"),
         (stray_torch, "metrics", "from torch import Tensor"),
         (stray_torch, "controller", "import torch.nn"),
+        (stray_torch, "pairing.schema", "import torch"),
+        (stray_hub_calls, "pairing.folder", "def f():\n    from huggingface_hub import hf_hub_download"),
         (stray_print, "demo.pair", "def f():\n    print('hello')"),
         (stray_private_host_names, "outputs", "from transformers.generation.utils import _x"),
         (stray_private_host_names, "engine.loop", "import transformers\ntransformers.utils._x()"),
@@ -272,6 +282,8 @@ def test_rule_finds_what_it_forbids(rule: Rule, name: str, source: str) -> None:
         (wrong_ranks, "benchmark.runner", "from hf_specdec.demo import load"),
         (stray_bitsandbytes, "loading", "import bitsandbytes"),
         (stray_torch, "outputs", "import torch"),
+        (stray_torch, "pairing.folder", "import torch"),
+        (stray_hub_calls, "pairing.hub", "import huggingface_hub"),
         (stray_print, "cli.app", "print('hello')"),
         (stray_private_host_names, "generation", "from transformers.generation.utils import _x"),
         (stray_private_host_names, "loading", "import transformers\ntransformers.__version__"),

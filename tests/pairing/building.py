@@ -1,0 +1,47 @@
+"""Pairings, and folders of them, for the tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hf_specdec.pairing.schema import DraftPairing, Measurement, ModelReference
+
+COMMITS = ("0123456789abcdef" * 3)[:40], "f" * 40
+DIGEST = "sha256:" + "ab" * 32
+
+
+def build_measurement(**overrides: Any) -> Measurement:
+    """Return a measurement that breaks no rule."""
+    values: dict[str, Any] = {
+        "workload": "chat",
+        "temperature": 0.0,
+        "batch_size": 1,
+        "num_new_tokens": 128,
+        "num_prompts": 8,
+        "acceptance_rate": 0.71,
+        "mean_acceptance_length": 3.4,
+        "speed_up": 1.9,
+        "speed_up_low": 1.7,
+        "speed_up_high": 2.2,
+        "num_draft_tokens": "auto",
+        "draft_quantization": "nf4",
+        "dtype": "bfloat16",
+        "hardware": "1 × a test machine",
+        "versions": {"torch": "2.13.0"},
+        "date": "2026-02-28",
+    }
+    return Measurement(**(values | overrides))
+
+
+def build_pairing(**overrides: Any) -> DraftPairing:
+    """Return a pairing of two models on the Hub, with everything in it that a pairing can say."""
+    values: dict[str, Any] = {
+        "target": ModelReference(id="org/large", revision=COMMITS[0]),
+        "draft": ModelReference(id="org/small", revision=COMMITS[1], subfolder="weights/latest"),
+        "tokenizer_fingerprint": DIGEST,
+        "draft_quantization": "nf4",
+        "controller_hints": {"survival": [0.8, 0.6], "cost_ratio": 0.1},
+        "measurements": (build_measurement(), build_measurement(temperature=1, num_draft_tokens=4)),
+        "description": "Two models.\nThey get on well.",
+    }
+    return DraftPairing(**(values | overrides))
