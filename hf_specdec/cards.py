@@ -6,13 +6,9 @@ and the card of every curated pairing to a folder.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -39,8 +35,9 @@ def card_of(
     pairing: DraftPairing,
     *,
     repo_id: str | None = None,
-    license: str | None = None,  # noqa: A002  # the Hub's word
+    license: str | None = None,
     names: Mapping[str, str] | None = None,
+    draft_origin: str | None = None,
     is_bundled: bool = False,
 ) -> ModelCard:
     """Return the card of a pairing.
@@ -51,10 +48,12 @@ def card_of(
         license: Of the repository's own files, by the Hub's spelling, such as "apache-2.0".
         names: What to call "target" and "draft", where not by their ids; models in local folders are called by the
             folder's name.
+        draft_origin: The Hub id of the model that a draft in the pairing's own folder was made from.
         is_bundled: Whether it is the pair that comes with the package, and is used by `load_demo_pair`.
     """
     called = {"target": _name(pairing.target, "target"), "draft": _name(pairing.draft, "draft"), **(names or {})}
-    data = card_data_of(pairing, title=repo_id or f"{called['draft']} for {called['target']}", license=license)
+    title = repo_id or f"{called['draft']} for {called['target']}"
+    data = card_data_of(pairing, title=title, license=license, draft_origin=draft_origin)
     card: ModelCard = ModelCard.from_template(
         data,
         template_str=card_template(),
@@ -64,6 +63,7 @@ def card_of(
         description=pairing.description,
         target_link=_link(pairing.target, called["target"]),
         draft_link=_link(pairing.draft, called["draft"]),
+        draft_origin=draft_origin,
         target_revision=_revision(pairing.target),
         draft_revision=_revision(pairing.draft),
         draft_quantization=pairing.draft_quantization,
@@ -78,15 +78,19 @@ def card_of(
     return card
 
 
-def card_data_of(pairing: DraftPairing, *, title: str, license: str | None = None) -> ModelCardData:  # noqa: A002
+def card_data_of(
+    pairing: DraftPairing, *, title: str, license: str | None = None, draft_origin: str | None = None
+) -> ModelCardData:
     """Return the metadata that the Hub reads: models it knows, tags, and what was measured.
 
     Args:
         pairing: What is described.
         title: The name that measured results are listed under.
         license: By the Hub's spelling.
+        draft_origin: The Hub id of the model that an own draft was made from.
     """
     known = [model.id for model in (pairing.target, pairing.draft) if model.is_on_hub]
+    known += [draft_origin] if draft_origin else []
     results = [result for measurement in pairing.measurements for result in _eval_results(measurement)]
     return ModelCardData(
         base_model=known or None,

@@ -48,7 +48,8 @@ def grown(model: PreTrainedModel, num_parameters: int, seed: int = 0) -> PreTrai
         )
     config.intermediate_size += width
     with torch.random.fork_rng(devices=[]):
-        larger: Any = type(model)(config).to(model.dtype)
+        larger: Any = type(model)(config)
+    larger = larger.to(model.dtype)
     larger.generation_config = copy.deepcopy(model.generation_config)
     larger.load_state_dict(_widened_weights(model, width, torch.Generator().manual_seed(seed)))
     ready: PreTrainedModel = larger.eval()

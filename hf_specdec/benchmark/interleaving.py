@@ -67,7 +67,7 @@ def interleaved(
             timing.seconds.append(0.0)
             timing.num_new_tokens.append(0)
             timing.calls.append([])
-        names = list(ways) if repeat % 2 == 0 else list(reversed(ways))
+        names = list(ways)[:: 1 if repeat % 2 == 0 else -1]
         for index, encoded in enumerate(inputs):
             outputs = {}
             for name in names:
@@ -79,9 +79,7 @@ def interleaved(
     return timings
 
 
-def _called(
-    target: Any, encoded: Mapping[str, torch.Tensor], keywords: Mapping[str, Any], timing: Timing
-) -> list[int]:
+def _called(target: Any, encoded: Mapping[str, torch.Tensor], keywords: Mapping[str, Any], timing: Timing) -> list[int]:
     streamer = FirstToken()
     started = time.perf_counter()
     output = target.generate(**encoded, **keywords, streamer=streamer, return_dict_in_generate=True)

@@ -22,6 +22,7 @@ from hf_specdec.benchmark.hardware import hardware_in_words, versions
 from hf_specdec.benchmark.interleaving import Timing, interleaved
 from hf_specdec.benchmark.prompt_files import Prompt
 from hf_specdec.benchmark.verdicts import faster
+from hf_specdec.config import DraftQuantization
 from hf_specdec.demo import DEMO_FOLDER, DEMO_PROMPTS, load_demo_pair
 from hf_specdec.metrics import added_up
 from hf_specdec.pairing.schema import Measurement
@@ -44,14 +45,16 @@ class PairSettings:
         max_new_tokens: Per prompt; fewer where the model ends.
         repeats: Passes over all prompts.
         trust_remote_code: For the draft.
+        draft_revision: The draft's commit on the Hub, None for a local folder.
     """
 
     num_draft_tokens: int | Literal["auto"] = "auto"
-    draft_quantization: str = "auto"
+    draft_quantization: DraftQuantization = "auto"
     temperature: float = 0.0
     max_new_tokens: int = 128
     repeats: int = 3
     trust_remote_code: bool = False
+    draft_revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +100,7 @@ def measured_pair(
     Raises:
         SpecDecError: The draft cannot be loaded, or fails: no figure is reported of what was decoded plainly instead.
     """
-    figures = {}
+    figures: dict[str, WorkloadFigures] = {}
     for name, inputs in workloads.items():
         on_workload(name)
         ways = _ways(draft, settings)
@@ -119,6 +122,7 @@ def _ways(draft: str, settings: PairSettings) -> dict[str, dict[str, Any]]:
     config = {
         "strict": True,
         "draft_quantization": settings.draft_quantization,
+        "draft_revision": settings.draft_revision,
         "trust_remote_code": settings.trust_remote_code,
     }
     drafted = {

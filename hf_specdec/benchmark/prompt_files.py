@@ -37,8 +37,8 @@ class Prompt:
             encoded = tokenizer(self.text, return_tensors="pt", return_token_type_ids=False)
         elif tokenizer.chat_template is None:
             raise ValueError(
-                'Prompts that are `messages` need a tokenizer with a chat template, and this one has none. Give `"prompt"` '
-                "with the text instead."
+                "Prompts that are `messages` need a tokenizer with a chat template, and this one has none. Give the "
+                'text as `"prompt"` instead.'
             )
         else:
             encoded = tokenizer.apply_chat_template(

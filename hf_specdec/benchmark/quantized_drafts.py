@@ -1,8 +1,8 @@
 """One draft in every quantization: bytes, time of a step, acceptance and speed-up, interleaved in one process.
 
-Run it on an otherwise idle machine: `python -m hf_specdec.benchmark.quantized_drafts --output results.json`. Every draft
-is loaded as users get it, `draft_model` being a name and `draft_quantization` the row. A repeat goes once through all
-rows, with a constant and with the adaptive draft length, and through plain decoding at its beginning and end; every
+Run it on an otherwise idle machine: `python -m hf_specdec.benchmark.quantized_drafts --output results.json`. Every
+draft is loaded as users get it, `draft_model` being a name and `draft_quantization` the row. A repeat goes once through
+all rows, with a constant and with the adaptive draft length, and through plain decoding at its beginning and end; every
 ratio is that of two runs of the same repeat.
 
 The bundled draft is so small that its step is mostly Python. So it grows: more columns in its MLPs, whose output is

@@ -74,5 +74,5 @@ def _heading(results: Mapping[str, Any]) -> str:
         f"batch 1, {options['max_new_tokens']} new tokens, {results['num_prompts']} prompts. Medians of "
         f"{options['repeats']} interleaved repeats with their range: a draft step's time as a multiple of the "
         "unquantized draft's, and times faster than plain decoding (whole call). Acceptance is that of the constant K. "
-        f"Measured on {origin['date']} on {origin['hardware']}, {origin['threads']} thread(s), {packages}."
+        f"Measured on {origin['date']} on {origin['hardware']}, {packages}."
     )

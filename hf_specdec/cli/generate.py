@@ -13,13 +13,13 @@ from rich.console import Console
 from hf_specdec.cli.comparison import Comparison, TimedRun, run_timed
 from hf_specdec.cli.lengths import NumDraftTokens, as_length
 from hf_specdec.cli.painting import TokenWriter
+from hf_specdec.config import DraftQuantization
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
 
 SEEDED_LENGTH = "5"
 _Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-DraftQuantization = Literal["auto", "none", "nf4", "fp4", "int8"]
 
 
 def generate(
