@@ -6,9 +6,11 @@ and the card of every curated pairing to a folder.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
@@ -36,44 +38,82 @@ def card_of(
     *,
     repo_id: str | None = None,
     license: str | None = None,
-    names: Mapping[str, str] | None = None,
     draft_origin: str | None = None,
-    is_bundled: bool = False,
+    is_alone: bool = False,
 ) -> ModelCard:
     """Return the card of a pairing.
 
     Args:
         pairing: What it says is what the card says.
-        repo_id: Where the pairing is or will be published; without it the card shows how to use the draft by its name.
+        repo_id: Where the pairing is or will be published.
         license: Of the repository's own files, by the Hub's spelling, such as "apache-2.0".
-        names: What to call "target" and "draft", where not by their ids; models in local folders are called by the
-            folder's name.
         draft_origin: The Hub id of the model that a draft in the pairing's own folder was made from.
-        is_bundled: Whether it is the pair that comes with the package, and is used by `load_demo_pair`.
+        is_alone: Whether there is only the card, and no folder or repository beside it: it then shows how to use the
+            draft by its own name.
     """
-    called = {"target": _name(pairing.target, "target"), "draft": _name(pairing.draft, "draft"), **(names or {})}
-    title = repo_id or f"{called['draft']} for {called['target']}"
-    data = card_data_of(pairing, title=title, license=license, draft_origin=draft_origin)
+    target, draft = _name(pairing.target, "target"), _name(pairing.draft, "draft")
+    heading = f"A draft for {target}" if pairing.draft.is_own else f"{draft} drafts for {target}"
+    command = measuring_command(pairing, target, draft_origin or ("DRAFT" if pairing.draft.is_own else draft))
+    data = card_data_of(pairing, title=repo_id or heading, license=license, draft_origin=draft_origin)
+    return _filled(
+        data,
+        pairing,
+        heading=heading,
+        target=target,
+        draft=draft,
+        pairing=None if is_alone else repo_id or "PAIRING",
+        draft_origin=draft_origin,
+        command=command,
+    )
+
+
+def bundled_card() -> ModelCard:
+    """Return the card of the pair that comes with the package, with the figures that were measured of it.
+
+    Source: `hf_specdec/benchmark/results/bundled_pair.json`, written by `python -m hf_specdec.benchmark.pairs`.
+    """
+    text = files("hf_specdec").joinpath("benchmark/results/bundled_pair.json").read_text(encoding="utf-8")
+    results = json.loads(text)
+    folder = Path(str(files("hf_specdec").joinpath("demo")))
+    pairing = DraftPairing(
+        target=ModelReference(id=str((folder / "target").resolve())),
+        draft=ModelReference(id=str((folder / "draft").resolve())),
+        description="The small trained pair that comes with the package: it shows speculative decoding offline.",
+        measurements=tuple(Measurement(**own) for part in results["workloads"] for own in part["measurements"]),
+    )
+    heading = "The bundled pair"
+    return _filled(
+        card_data_of(pairing, title=heading, license="apache-2.0"),
+        pairing,
+        heading=heading,
+        target="hf_specdec/demo/target",
+        draft="hf_specdec/demo/draft",
+        is_bundled=True,
+        measuring_note=(
+            f"The target was widened by {results['num_ballast_parameters'] / 1e6:.0f} million parameters that change "
+            "its cost and not its output; without them it is too small to gain from a draft."
+        ),
+        command="python -m hf_specdec.benchmark.pairs",
+    )
+
+
+def _filled(data: ModelCardData, described: DraftPairing, **words: Any) -> ModelCard:
     card: ModelCard = ModelCard.from_template(
         data,
         template_str=card_template(),
-        **called,
-        pairing=repo_id,
-        is_bundled=is_bundled,
-        description=pairing.description,
-        target_link=_link(pairing.target, called["target"]),
-        draft_link=_link(pairing.draft, called["draft"]),
-        draft_origin=draft_origin,
-        target_revision=_revision(pairing.target),
-        draft_revision=_revision(pairing.draft),
-        draft_quantization=pairing.draft_quantization,
-        num_draft_tokens=pairing.num_draft_tokens,
-        fingerprint=pairing.tokenizer_fingerprint,
-        has_own_draft=pairing.draft.is_own,
-        is_pinned=pairing.target.is_pinned and pairing.draft.is_pinned,
-        measurements=[_row(measurement) for measurement in pairing.measurements],
-        places=places_of(pairing.measurements),
-        command=measuring_command(pairing, called),
+        description=described.description,
+        target_link=_link(described.target, words["target"]),
+        draft_link=_link(described.draft, words["draft"]),
+        target_revision=_revision(described.target),
+        draft_revision=_revision(described.draft),
+        draft_quantization=described.draft_quantization,
+        num_draft_tokens=described.num_draft_tokens,
+        fingerprint=described.tokenizer_fingerprint,
+        has_own_draft=described.draft.is_own,
+        is_pinned=described.target.is_pinned and described.draft.is_pinned,
+        measurements=[_row(measurement) for measurement in described.measurements],
+        places=places_of(described.measurements),
+        **words,
     )
     return card
 
@@ -103,9 +143,9 @@ def card_data_of(
     )
 
 
-def measuring_command(pairing: DraftPairing, names: Mapping[str, str]) -> str:
-    """Return the command that measures the pairing again and writes it with the figures."""
-    parts = [f"hf-specdec pair create --model {names['target']} --draft {names['draft']} --output PAIRING"]
+def measuring_command(pairing: DraftPairing, target: str, draft: str) -> str:
+    """Return the command that measures a pairing and writes it with the figures."""
+    parts = [f"hf-specdec pair create --model {target} --draft {draft} --output PAIRING"]
     if pairing.draft_quantization != "auto":
         parts.append(f"--draft-quantization {pairing.draft_quantization}")
     if pairing.num_draft_tokens != "auto":

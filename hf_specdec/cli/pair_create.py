@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -213,10 +212,10 @@ def _looked_up(name: str, *, trust_remote_code: bool) -> tuple[PreTrainedTokeniz
 
 
 def _described(pair: _Loaded, figures: Mapping[str, WorkloadFigures], settings: PairSettings) -> DraftPairing:
-    from hf_specdec.pairing.fingerprint import fingerprint_of
+    from hf_specdec.pairing.fingerprint import fingerprint
     from hf_specdec.pairing.schema import DraftPairing
 
-    target_fingerprint, draft_fingerprint = map(fingerprint_of, (pair.tokenizer, pair.draft_tokenizer))
+    target_fingerprint, draft_fingerprint = map(fingerprint, (pair.tokenizer, pair.draft_tokenizer))
     return DraftPairing(
         target=pair.target_reference,
         draft=pair.draft_reference,
@@ -234,6 +233,7 @@ def _with_own_draft(pairing: DraftPairing, pair: _Loaded, settings: PairSettings
     """Write the draft as it was measured, and return the pairing that names it."""
     from hf_specdec.config import SpeculativeConfig
     from hf_specdec.loading import resolve_draft
+    from hf_specdec.pairing.folder import hash_files
     from hf_specdec.pairing.schema import ModelReference
 
     config = SpeculativeConfig(
@@ -244,12 +244,8 @@ def _with_own_draft(pairing: DraftPairing, pair: _Loaded, settings: PairSettings
     draft = resolve_draft(pair.target, pair.draft_name, config)
     draft.save_pretrained(folder / OWN_DRAFT)
     pair.draft_tokenizer.save_pretrained(folder / OWN_DRAFT)
-    digests = {
-        path.relative_to(folder).as_posix(): f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
-        for path in sorted((folder / OWN_DRAFT).rglob("*"))
-        if path.is_file()
-    }
-    return replace(pairing, draft=ModelReference(id=".", subfolder=OWN_DRAFT), files=digests)
+    own = ModelReference(id=".", subfolder=OWN_DRAFT)
+    return replace(pairing, draft=own, files=hash_files(folder, OWN_DRAFT))
 
 
 def _write_card(
