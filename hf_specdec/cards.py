@@ -6,7 +6,9 @@ and the card of every curated pairing to a folder.
 
 from __future__ import annotations
 
+import argparse
 import json
+import sys
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -20,6 +22,8 @@ LIBRARY = "hf-specdec"
 TAGS = (LIBRARY, "speculative-decoding", "draft-pairing")
 CARD_NAME = "README.md"
 TEMPLATE_NAME = "template.md"
+BUNDLED_NAME = "bundled-pair.md"
+LICENSE = "apache-2.0"
 NOT_PINNED = "not pinned by us"
 METRICS = {
     "speed_up": "Speed-up over plain decoding",
@@ -67,6 +71,27 @@ def card_of(
     )
 
 
+def curated_cards() -> dict[str, ModelCard]:
+    """Return the cards of the bundled list's pairs and of the pair that comes with the package, by file name."""
+    registry = json.loads(files("hf_specdec").joinpath("pairing/registry.json").read_text(encoding="utf-8"))
+    cards = {BUNDLED_NAME: bundled_card()}
+    for pair in registry["pairs"]:
+        draft = ModelReference(id=pair["draft"], revision=pair["draft_revision"])
+        pairing = DraftPairing(target=ModelReference(id=pair["target"]), draft=draft)
+        names = [model.id.rpartition("/")[2] for model in (pairing.target, pairing.draft)]
+        cards[f"{'--'.join(names)}.md"] = card_of(pairing, license=LICENSE, is_alone=True)
+    return cards
+
+
+def write_cards(folder: Path) -> list[Path]:
+    """Write the template and every curated card to a folder, and return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {TEMPLATE_NAME: card_template(), **{name: str(card) for name, card in curated_cards().items()}}
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+    return [folder / name for name in texts]
+
+
 def bundled_card() -> ModelCard:
     """Return the card of the pair that comes with the package, with the figures that were measured of it.
 
@@ -83,7 +108,7 @@ def bundled_card() -> ModelCard:
     )
     heading = "The bundled pair"
     return _filled(
-        card_data_of(pairing, title=heading, license="apache-2.0"),
+        card_data_of(pairing, title=heading, license=LICENSE),
         pairing,
         heading=heading,
         target="hf_specdec/demo/target",
@@ -110,7 +135,8 @@ def _filled(data: ModelCardData, described: DraftPairing, **words: Any) -> Model
         num_draft_tokens=described.num_draft_tokens,
         fingerprint=described.tokenizer_fingerprint,
         has_own_draft=described.draft.is_own,
-        is_pinned=described.target.is_pinned and described.draft.is_pinned,
+        is_pinned=all(model.revision for model in (described.target, described.draft)),
+        adapts=any(measurement.num_draft_tokens == "auto" for measurement in described.measurements),
         measurements=[_row(measurement) for measurement in described.measurements],
         places=places_of(described.measurements),
         **words,
@@ -209,7 +235,7 @@ def _eval_results(own: Measurement) -> list[EvalResult]:
         EvalResult(
             task_type="text-generation",
             dataset_type="hf-specdec-workload",
-            dataset_name=f"{own.workload}, temperature {own.temperature:g}, batch {own.batch_size}",
+            dataset_name=f"{own.workload}, temperature {own.temperature:g}, K = {own.num_draft_tokens}",
             metric_type=metric,
             metric_name=name,
             metric_value=round(getattr(own, metric), 4),
@@ -217,3 +243,15 @@ def _eval_results(own: Measurement) -> list[EvalResult]:
         )
         for metric, name in METRICS.items()
     ]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Write the template and the cards, and say which."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="where they go")
+    for path in write_cards(parser.parse_args(arguments).folder):
+        sys.stdout.write(f"{path}\n")
+
+
+if __name__ == "__main__":
+    main()

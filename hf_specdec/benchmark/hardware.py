@@ -9,12 +9,9 @@ from pathlib import Path
 
 import torch
 
-PACKAGES = {
-    "torch": "torch",
-    "transformers": "transformers",
-    "hf_specdec": "hf-specdec",
-    "bitsandbytes": "bitsandbytes",
-}
+from hf_specdec import __version__
+
+PACKAGES = ("torch", "transformers", "bitsandbytes")
 
 
 def hardware_in_words(device: torch.device) -> str:
@@ -31,10 +28,10 @@ def hardware_in_words(device: torch.device) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions that speed and text depend on; a package that is not installed is absent."""
-    found = {}
-    for name, distribution in PACKAGES.items():
+    found = {"hf_specdec": __version__}
+    for name in PACKAGES:
         try:
-            found[name] = metadata.version(distribution)
+            found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
     return found

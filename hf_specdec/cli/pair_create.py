@@ -100,6 +100,7 @@ def create(
         talk.print(
             f"The {role} is a local folder, so nobody else can load this pairing. Give its Hub id to share it.",
             style="yellow",
+            soft_wrap=True,
         )
     if json_output:
         print(json.dumps(_to_json(output, pairing, figures), indent=2))
@@ -270,7 +271,7 @@ def _to_json(output: Path, pairing: DraftPairing, figures: Mapping[str, Workload
 
 def _print_figures(output: Path, pairing: DraftPairing, figures: Mapping[str, WorkloadFigures]) -> None:
     table = Table(box=None, pad_edge=False)
-    for name in ("workload", "K", "speed-up", "accepted", "tokens per round", "plain against itself", "outputs"):
+    for name in ("workload", "K", "speed-up", "accepted", "tokens per round", "outputs"):
         table.add_column(name, justify="left" if name in ("workload", "outputs") else "right")
     for name, own in figures.items():
         for measurement in own.measurements:
@@ -280,11 +281,17 @@ def _print_figures(output: Path, pairing: DraftPairing, figures: Mapping[str, Wo
                 f"{measurement.speed_up:.2f} ({measurement.speed_up_low:.2f}–{measurement.speed_up_high:.2f})",
                 f"{measurement.acceptance_rate:.0%}",
                 f"{measurement.mean_acceptance_length:.2f}",
-                f"{own.noise['median']:.2f} ({own.noise['min']:.2f}–{own.noise['max']:.2f})",
                 _equality(own),
             )
+    noise = [
+        f"{name} {own.noise['median']:.2f} ({own.noise['min']:.2f}–{own.noise['max']:.2f})"
+        for name, own in figures.items()
+    ]
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
+    console.print(f"Plain decoding against itself: {', '.join(noise)}.", markup=False)
+    if any(own.num_differing_outputs for own in figures.values()):
+        console.print("In 16 bit a near tie can round either way; in float32 outputs must be equal.")
     first = next(iter(figures.values())).measurements[0]
     console.print(f"Draft in {first.draft_quantization}, {first.dtype}, on {first.hardware}.", markup=False)
     console.print(f"Written to {output}. Use it: generate(..., draft_model={str(output)!r}).", markup=False)
@@ -295,4 +302,4 @@ def _equality(own: WorkloadFigures) -> str:
         return "sampled"
     if not own.num_differing_outputs:
         return "equal"
-    return f"{own.num_differing_outputs} of {own.num_outputs} differ (in 16 bit a near tie can round either way)"
+    return f"{own.num_differing_outputs} of {own.num_outputs} differ"
