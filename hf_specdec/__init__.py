@@ -13,7 +13,7 @@ from hf_specdec.errors import (
     SpeculationWarning,
     UnsupportedGenerationError,
 )
-from hf_specdec.generation import SpeculativeGenerationMixin, disable, enable
+from hf_specdec.generation import SpeculativeGenerationMixin, disable, enable, generate
 from hf_specdec.metrics import ProbeRecord, RoundRecord, SpeculationStats
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
 from hf_specdec.pairing.schema import DraftPairing
@@ -44,4 +44,5 @@ __all__ = [
     "UnsupportedGenerationError",
     "disable",
     "enable",
+    "generate",
 ]

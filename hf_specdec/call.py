@@ -41,7 +41,7 @@ class Call:
 
     `host_generate` is the model's own `generate`; `has_own_generate` says that its class overrides the host's and may
     call that several times (Whisper does, once per segment of audio). `user_cache` is the caller's cache, if any;
-    `started` the host clock's reading at the start, in seconds.
+    `started` the host clock's reading at the start, in seconds; `pairing` what the stats say of the draft's pairing.
     """
 
     model: Any
@@ -53,6 +53,7 @@ class Call:
     settings: Settings
     user_cache: Any
     started: float
+    pairing: str = ""
     told: list[SpeculationStats] = field(default_factory=list)
 
 
@@ -126,7 +127,7 @@ def _decode(
             user_cache=call.user_cache,
             config=call.config,
             make_controller=lambda session: _controller(call, session, loans),
-            make_drafter=lambda session: _drafter(call.draft, session, chosen.draft, call.arguments, inputs_tensor),
+            make_drafter=lambda session: _drafter(call, session, chosen.draft, inputs_tensor),
             target_lane=chosen.target,
             draft_lane=chosen.draft,
             started=call.started,
@@ -153,10 +154,10 @@ def _controller(call: Call, session: Session, loans: ExitStack) -> DraftLengthCo
     return loans.enter_context(lent_controller(call.model, call.draft, key, config.controller_hints))
 
 
-def _drafter(
-    draft: PreTrainedModel, session: Session, lane: str, arguments: dict[str, Any], encoder_input: Any
-) -> ModelDrafter:
+def _drafter(call: Call, session: Session, lane: str, encoder_input: Any) -> ModelDrafter:
+    draft, arguments = call.draft, call.arguments
     sequences, request = session.sequences, session.request
+    session.stats.draft_pairing = call.pairing
     session.stats.draft_quantization, session.stats.draft_quantization_reason = quantization_of(draft)
     num_columns = sequences.num_prompt_columns
     mask = request.model_kwargs.get("attention_mask") if not request.model.config.is_encoder_decoder else None

@@ -74,4 +74,11 @@ def in_short(error: BaseException) -> str:
 
 
 def _is_inside(module: str) -> bool:
-    return module.partition(".")[0] in {"hf_specdec", "transformers", "torch", "peft", "contextlib"}
+    return module.partition(".")[0] in {
+        "hf_specdec",
+        "transformers",
+        "transformers_modules",
+        "torch",
+        "peft",
+        "contextlib",
+    }

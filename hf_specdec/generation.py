@@ -18,7 +18,8 @@ from hf_specdec.call import Call, generate_with_draft
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.errors import UnsupportedGenerationError
 from hf_specdec.learned import forget_learned
-from hf_specdec.loading import forget_drafts, resolve_draft
+from hf_specdec.loading import forget_drafts
+from hf_specdec.matching import forget_pairings, match_draft, says_length
 from hf_specdec.quiet import quiet
 from hf_specdec.refusals import (
     checked_settings,
@@ -50,7 +51,8 @@ class SpeculativeGenerationMixin(GenerationMixin):
         Args:
             *args: As for the host's `generate`.
             **kwargs: As for the host's `generate`, and:
-                `draft_model`: a loaded causal LM of the target's token space, or the Hub id or folder of one;
+                `draft_model`: a loaded causal LM of the target's token space, or the Hub id or folder of one; a
+                `DraftPairing`, or the Hub id or folder of one; or "auto", to look up what is known to suit the target;
                 `num_draft_tokens`: tokens drafted per round, 1 to 256, or "auto" (the default) to let it adapt;
                 `speculative_config`: a `SpeculativeConfig` or a dict of its fields.
 
@@ -62,6 +64,8 @@ class SpeculativeGenerationMixin(GenerationMixin):
             UnsupportedGenerationError: The call asks for something that cannot work with a draft.
             InvalidConfigError: A setting is out of range or unknown.
             DraftLoadError: The draft cannot be loaded.
+            PairingNotFoundError: `draft_model="auto"` found nothing; the message says where it looked.
+            InvalidPairingError: A pairing breaks a rule, or its files were changed.
             IncompatibleDraftError: The draft cannot propose for this target.
 
         Example:
@@ -119,6 +123,7 @@ def disable(model: Any = None) -> Any:
     if model is None:
         GenerationMixin.generate = _host_generate  # type: ignore[method-assign]
         forget_drafts(None)
+        forget_pairings(None)
         forget_learned(None)
         return None
     target = _inner_model(model)
@@ -126,8 +131,37 @@ def disable(model: Any = None) -> Any:
     if original is not None:
         target.__class__ = original
     forget_drafts(target)
+    forget_pairings(target)
     forget_learned(target)
     return model
+
+
+def generate(model: Any, **kwargs: Any) -> Any:
+    """Run `model.generate(**kwargs)` with our keywords, whether or not the model was enabled; nothing is left behind.
+
+    This is what a pairing's `custom_generate` runs.
+
+    Args:
+        model: A loaded model, also one wrapped by PEFT or `torch.compile`.
+        **kwargs: See `SpeculativeGenerationMixin.generate`. None means the same as leaving an argument of the host's
+            out.
+
+    Returns:
+        What `model.generate` returns.
+
+    Raises:
+        UnsupportedGenerationError: The model cannot generate.
+
+    Example:
+        >>> hf_specdec.generate(model, **inputs, max_new_tokens=64, draft_model="org/draft")
+    """
+    target = _inner_model(model)
+    host_generate: Any = target.generate  # type: ignore[operator]
+    named = inspect.signature(_host_generate).parameters
+    given = {name: value for name, value in kwargs.items() if value is not None or name not in named}
+    if isinstance(target, SpeculativeGenerationMixin):
+        return host_generate(**given)
+    return _generate(target, host_generate, (), given)
 
 
 def _patched_generate(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -199,14 +233,17 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
     arguments = _named(host_generate, args, kwargs)
     refuse_foreign_spellings(arguments)
     settings, user_cache = checked_settings(model, arguments)
+    is_said = says_length(ours.get("num_draft_tokens"), ours.get("speculative_config"))
     with quiet():
+        matched = match_draft(model, draft_model, config, says_length=is_said, tokenizer=arguments.get("tokenizer"))
         call = Call(
             model=model,
-            draft=resolve_draft(model, draft_model, config),
+            draft=matched.draft,
             host_generate=host_generate,
             has_own_generate=_has_own_generate(model),
             arguments=arguments,
-            config=config,
+            config=matched.config,
+            pairing=matched.told,
             settings=settings,
             user_cache=user_cache,
             started=started,

@@ -162,6 +162,7 @@ class SpeculationStats:
         draft_lane: The same of the draft; "plain" when there was none.
         draft_quantization: How the draft's weights were stored: "none", "nf4", "fp4", "int8", or another method's name.
         draft_quantization_reason: Why.
+        draft_pairing: The pairing that chose the draft, and how the tokenizers compare; empty without one.
         num_replayed_tokens: Tokens the target read again at the head of a verification, to bring a recurrent state
             back to where it was before rejected tokens.
         num_replay_forwards: Forwards of the target that only did that; counted among `num_target_forwards`.
@@ -185,6 +186,7 @@ class SpeculationStats:
     draft_lane: str = "ragged"
     draft_quantization: str = "none"
     draft_quantization_reason: str = ""
+    draft_pairing: str = ""
     num_replayed_tokens: int = 0
     num_replay_forwards: int = 0
     verification: str = "block"

@@ -23,9 +23,28 @@ WEIGHTS = ".safetensors"
 MODEL_SUFFIXES = (WEIGHTS, ".json", ".jinja", ".txt", ".model", ".md")
 """What a model without code consists of: weights, configurations, chat templates, vocabularies."""
 PICKLE_SUFFIXES = frozenset(
-    ".bin .pt .pth .ckpt .pkl .pickle .npy .npz .joblib .dill .th .pdparams .h5 .hdf5 .keras .msgpack".split()
+    [
+        ".bin",
+        ".pt",
+        ".pth",
+        ".ckpt",
+        ".pkl",
+        ".pickle",
+        ".npy",
+        ".npz",
+        ".joblib",
+        ".dill",
+        ".th",
+        ".pdparams",
+        ".h5",
+        ".hdf5",
+        ".keras",
+        ".msgpack",
+    ]
 )
-ARCHIVE_SUFFIXES = frozenset(".zip .tar .tgz .gz .bz2 .xz .7z .rar .zst .whl .egg .jar".split())
+ARCHIVE_SUFFIXES = frozenset(
+    [".zip", ".tar", ".tgz", ".gz", ".bz2", ".xz", ".7z", ".rar", ".zst", ".whl", ".egg", ".jar"]
+)
 
 # The usual beginnings of a pickle in text form: a function to call and its arguments, or an empty container.
 _TEXT_PICKLE = re.compile(rb"c[\w.]+\n[\w.]+\n(?:p\d+\n)?\(|\([ld]p0\n")

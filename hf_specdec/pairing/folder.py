@@ -18,7 +18,6 @@ from hf_specdec.pairing.files import (
     WEIGHTS,
     check_file,
     check_name,
-    check_safetensors,
     digest,
     read_json,
 )
@@ -96,7 +95,8 @@ def check_tree(folder: Path) -> list[str]:
     Raises:
         InvalidPairingError: A file could do harm, or there are too many.
     """
-    roots, names = _roots(folder), []
+    roots = _roots(folder)
+    names: list[str] = []
     for path in _walk(folder, folder, roots):
         name = path.relative_to(folder).as_posix()
         if len(names) == MOST_FILES:
@@ -111,15 +111,18 @@ def check_tree(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def check_model(folder: Path, *, trust_remote_code: bool) -> None:
+def check_model(folder: str | os.PathLike[str], *, trust_remote_code: bool) -> None:
     """Check that a folder holds one model without code: weights that are all there, and configurations.
 
     Raises:
         InvalidPairingError: It does not.
     """
+    folder = Path(folder)
     names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir()}
     if "config.json" not in names:
-        raise InvalidPairingError(f"A draft's folder must hold config.json, but {folder.name!r} does not. Save it again.")
+        raise InvalidPairingError(
+            f"A draft's folder must hold config.json, but {folder.name!r} does not. Save it again."
+        )
     if not any(name.endswith(WEIGHTS) for name in names):
         raise InvalidPairingError(
             f"A draft's folder must hold its weights as safetensors, but {folder.name!r} holds none. Save it again."
@@ -221,7 +224,7 @@ def _check_own_draft(folder: Path, pairing: DraftPairing, names: list[str], *, t
         check_name(name)
         if name not in own:
             raise InvalidPairingError(
-                f"`files` of {FILE_NAME} lists {quoted(name)}, but the folder does not hold it. Fetch the pairing again."
+                f"`files` of {FILE_NAME} lists {quoted(name)}, but the folder does not hold it. Fetch it again."
             )
     for name in own:
         if name not in pairing.files:
@@ -265,7 +268,7 @@ def _check_index(name: str, values: Any, names: set[str]) -> None:
     for shard in shards.values():
         if not isinstance(shard, str) or not is_safe_name(shard) or not shard.endswith(WEIGHTS):
             raise InvalidPairingError(
-                f"{quoted(name)} must name safetensors files beside it, but names {quoted(shard)}. Save the draft again."
+                f"{quoted(name)} must name safetensors files beside it, but names {quoted(shard)}. Save it again."
             )
         if shard not in names:
             raise InvalidPairingError(

@@ -29,6 +29,7 @@ RANKS = {
     "pairing": 2,
     "memory": 2,
     "loading": 3,
+    "matching": 3.5,
     "engine": 3,
     "drafters": 4,
     "refusals": 4,
