@@ -16,6 +16,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from hf_specdec.pairing.resolve import curated_pairs
 from hf_specdec.pairing.schema import DraftPairing, Measurement, ModelReference
 
 LIBRARY = "hf-specdec"
@@ -73,11 +74,10 @@ def card_of(
 
 def curated_cards() -> dict[str, ModelCard]:
     """Return the cards of the bundled list's pairs and of the pair that comes with the package, by file name."""
-    registry = json.loads(files("hf_specdec").joinpath("pairing/registry.json").read_text(encoding="utf-8"))
     cards = {BUNDLED_NAME: bundled_card()}
-    for pair in registry["pairs"]:
-        draft = ModelReference(id=pair["draft"], revision=pair["draft_revision"])
-        pairing = DraftPairing(target=ModelReference(id=pair["target"]), draft=draft)
+    for pair in curated_pairs():
+        draft = ModelReference(id=pair.draft, revision=pair.draft_revision)
+        pairing = DraftPairing(target=ModelReference(id=pair.target), draft=draft)
         names = [model.id.rpartition("/")[2] for model in (pairing.target, pairing.draft)]
         cards[f"{'--'.join(names)}.md"] = card_of(pairing, license=LICENSE, is_alone=True)
     return cards

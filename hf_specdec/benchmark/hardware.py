@@ -18,7 +18,7 @@ def hardware_in_words(device: torch.device) -> str:
     """Return what computes: the GPUs, or the processor with its vector instructions, cores and threads in use."""
     if device.type == "cuda":
         name, count = torch.cuda.get_device_name(device), torch.cuda.device_count()
-        return name if count == 1 else f"{name}, one of {count}"
+        return name if count == 1 else f"{name} ({count} in the machine)"
     if device.type != "cpu":
         return f"{device.type} on {platform.machine()}"
     capability = torch.backends.cpu.get_cpu_capability()

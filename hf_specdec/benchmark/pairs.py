@@ -64,15 +64,16 @@ class WorkloadFigures:
     Attributes:
         measurements: With the draft length that was asked for, and beside "auto" with a constant one.
         noise: How many times faster plain decoding was than itself: median, min, max.
-        num_outputs: Outputs with a draft.
-        num_differing_outputs: Of those, how many are not plain decoding's; None where texts are sampled.
+        num_outputs: Outputs behind each measurement.
+        num_differing_outputs: Of those, for each measurement, how many are not plain decoding's; None where texts are
+            sampled.
         controller_hints: What "auto" learned, None with a constant length.
     """
 
     measurements: tuple[Measurement, ...]
     noise: Mapping[str, float]
     num_outputs: int
-    num_differing_outputs: int | None
+    num_differing_outputs: tuple[int, ...] | None
     controller_hints: Mapping[str, Any] | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,8 +167,8 @@ def _figures(
     return WorkloadFigures(
         measurements=tuple(measurements),
         noise=faster(plain, timings[PLAIN_AGAIN].seconds_per_token),
-        num_outputs=sum(len(calls) for name in drafted for calls in timings[name].calls),
-        num_differing_outputs=sum(timings[name].num_differing_outputs for name in drafted) if is_greedy else None,
+        num_outputs=num_prompts * settings.repeats,
+        num_differing_outputs=tuple(timings[name].num_differing_outputs for name in drafted) if is_greedy else None,
         controller_hints=timings[DRAFTED].calls[-1][-1].controller_hints,
     )
 

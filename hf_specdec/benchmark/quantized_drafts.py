@@ -6,7 +6,9 @@ all rows, with a constant and with the adaptive draft length, and through plain 
 ratio is that of two runs of the same repeat.
 
 The bundled draft is so small that its step is mostly Python. So it grows: more columns in its MLPs, whose output is
-zero, give it the bytes of a larger draft, and leave what it proposes as it was. `--draft-parameters 0` leaves that out.
+zero, give it the bytes of a larger draft, and leave what it proposes as it was. Its layers are wider in proportion than
+those of a draft trained at that size, so a step's time tells about bytes and not about that draft.
+`--draft-parameters 0` leaves the growing out; `--model` and `--draft` measure another pair.
 
 `--render results.json` prints the table of a file.
 """
@@ -200,7 +202,7 @@ def parser_of_options() -> argparse.ArgumentParser:
     parser.add_argument("--num-draft-tokens", type=int, default=4, help="the constant draft length")
     parser.add_argument("--workloads", type=_workloads, default=["code", "json", "prose"])
     parser.add_argument("--num-prompts", type=int, default=1, help="per workload")
-    parser.add_argument("--max-new-tokens", type=int, default=48)
+    parser.add_argument("--max-new-tokens", type=int, default=32)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--dtype", default="bfloat16", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--device", default="cpu")

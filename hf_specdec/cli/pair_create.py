@@ -274,14 +274,14 @@ def _print_figures(output: Path, pairing: DraftPairing, figures: Mapping[str, Wo
     for name in ("workload", "K", "speed-up", "accepted", "tokens per round", "outputs"):
         table.add_column(name, justify="left" if name in ("workload", "outputs") else "right")
     for name, own in figures.items():
-        for measurement in own.measurements:
+        for index, measurement in enumerate(own.measurements):
             table.add_row(
                 name,
                 str(measurement.num_draft_tokens),
                 f"{measurement.speed_up:.2f} ({measurement.speed_up_low:.2f}–{measurement.speed_up_high:.2f})",
                 f"{measurement.acceptance_rate:.0%}",
                 f"{measurement.mean_acceptance_length:.2f}",
-                _equality(own),
+                _equality(own, index),
             )
     noise = [
         f"{name} {own.noise['median']:.2f} ({own.noise['min']:.2f}–{own.noise['max']:.2f})"
@@ -290,16 +290,16 @@ def _print_figures(output: Path, pairing: DraftPairing, figures: Mapping[str, Wo
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     console.print(f"Plain decoding against itself: {', '.join(noise)}.", markup=False)
-    if any(own.num_differing_outputs for own in figures.values()):
+    if any(sum(own.num_differing_outputs or ()) for own in figures.values()):
         console.print("In 16 bit a near tie can round either way; in float32 outputs must be equal.")
     first = next(iter(figures.values())).measurements[0]
     console.print(f"Draft in {first.draft_quantization}, {first.dtype}, on {first.hardware}.", markup=False)
     console.print(f"Written to {output}. Use it: generate(..., draft_model={str(output)!r}).", markup=False)
 
 
-def _equality(own: WorkloadFigures) -> str:
+def _equality(own: WorkloadFigures, index: int) -> str:
     if own.num_differing_outputs is None:
         return "sampled"
-    if not own.num_differing_outputs:
+    if not (num_differing := own.num_differing_outputs[index]):
         return "equal"
-    return f"{own.num_differing_outputs} of {own.num_outputs} differ"
+    return f"{num_differing} of {own.num_outputs} differ"
