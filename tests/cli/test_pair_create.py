@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import hf_specdec
 import models
 from hf_specdec import DraftPairing, InvalidConfigError, SpecDecError
+from hf_specdec.benchmark import pairs
 from hf_specdec.cli import app, main, pair_create
 from hf_specdec.cli.whole_folder import whole_folder
 
@@ -48,6 +49,18 @@ def created(folders: dict[str, Path], output: Path, *more: str, draft: str = "no
     return json.loads(result.stdout)
 
 
+@pytest.fixture(scope="module")
+def stored(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a pairing with a constant draft length and its draft in 4 bits, which tests may copy."""
+    folder = tmp_path_factory.mktemp("pairings") / "stored"
+    more = ["--save-draft", "--draft-quantization", "nf4", "--num-draft-tokens", "3"]
+    result = CliRunner().invoke(app, arguments(folders, folder, *more, "--repo-id", "me/pair", "--license", "mit"))
+    assert result.exit_code == 0, (result.output, result.exception)
+    (folder.parent / "stdout").write_text(result.stdout, encoding="utf-8")
+    (folder.parent / "stderr").write_text(result.stderr, encoding="utf-8")
+    return folder
+
+
 # ---- what is written -----------------------------------------------------------------------------------------------
 
 
@@ -70,7 +83,9 @@ def test_a_pairing_says_what_was_measured(folders: dict[str, Path], tmp_path: Pa
     rates = {"identical": (1.0, 1.0), "unrelated": (0.0, 0.4), "noisy": (0.1, 1.0)}
     low, high = rates[draft]
     assert low <= measurement.acceptance_rate <= high
-    assert measurement.mean_acceptance_length == pytest.approx(1 + 3 * measurement.acceptance_rate, abs=1e-3)
+    # The last round drafts fewer where fewer tokens are left to write.
+    assert 1.0 <= measurement.mean_acceptance_length <= 1 + 3 * measurement.acceptance_rate + 1e-3
+    assert (measurement.mean_acceptance_length > 3) == (draft == "identical")
     assert values["workloads"]["prompts"]["num_outputs"] == 2
     assert values["workloads"]["prompts"]["num_differing_outputs"] == [0]
 
@@ -85,24 +100,10 @@ def test_the_adaptive_length_comes_with_hints_and_with_a_constant_one(folders: d
     assert len(pairing.controller_hints["survival"]) == 16
 
 
-def test_the_folder_is_a_draft_that_gives_the_text_of_plain_decoding(folders: dict[str, Path], tmp_path: Path) -> None:
-    created(folders, tmp_path / "pairing", "--num-draft-tokens", "3")
-    target: Any = hf_specdec.enable(AutoModelForCausalLM.from_pretrained(folders["target"]))
-    inputs = models.build_tokenizer()("hello", return_tensors="pt", return_token_type_ids=False)
-    settings: dict[str, Any] = {"max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True}
-    wanted = target.generate(**inputs, **settings).sequences
-    output = target.generate(**inputs, **settings, draft_model=str(tmp_path / "pairing"))
-    assert torch.equal(output.sequences, wanted)
-    assert set(output.speculation.draft_lengths) <= {3, 2, 1}
-    recipe = tmp_path / "pairing" / "custom_generate" / "generate.py"
-    assert "def generate(" in recipe.read_text(encoding="utf-8")
-
-
-def test_a_draft_in_the_folder_is_stored_as_it_was_measured(folders: dict[str, Path], tmp_path: Path) -> None:
-    more = ["--save-draft", "--draft-quantization", "nf4", "--num-draft-tokens", "3"]
-    values = created(folders, tmp_path / "pairing", *more)
-    moved = tmp_path / "elsewhere"
-    (tmp_path / "pairing").rename(moved)
+def test_the_folder_is_a_draft_that_gives_the_text_of_plain_decoding(
+    folders: dict[str, Path], stored: Path, tmp_path: Path
+) -> None:
+    moved = shutil.copytree(stored, tmp_path / "elsewhere")
     pairing = DraftPairing.from_pretrained(moved)
     assert (pairing.draft.id, pairing.draft.subfolder) == (".", "draft")
     assert {"draft/config.json", "draft/model.safetensors", "draft/tokenizer.json"} <= set(pairing.files)
@@ -111,11 +112,14 @@ def test_a_draft_in_the_folder_is_stored_as_it_was_measured(folders: dict[str, P
     inputs = models.build_tokenizer()("hello there", return_tensors="pt", return_token_type_ids=False)
     settings: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "return_dict_in_generate": True}
     wanted = target.generate(**inputs, **settings).sequences
-    output = target.generate(**inputs, **settings, draft_model=pairing)
-    assert torch.equal(output.sequences, wanted)
-    assert output.speculation.draft_quantization == "nf4"
-    assert output.speculation.draft_quantization_reason == "the checkpoint is quantized like that"
-    assert values["pairing"]["files"] == dict(pairing.files)
+    for name in (pairing, str(moved)):
+        output = target.generate(**inputs, **settings, draft_model=name)
+        assert torch.equal(output.sequences, wanted)
+        assert output.speculation.draft_quantization == "nf4"
+        assert output.speculation.draft_quantization_reason == "the checkpoint is quantized like that"
+        assert max(output.speculation.draft_lengths) == 3
+    recipe = moved / "custom_generate" / "generate.py"
+    assert "def generate(" in recipe.read_text(encoding="utf-8")
 
 
 def test_sampled_workloads_are_measured_and_not_compared(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -139,41 +143,37 @@ def test_conversations_are_put_in_the_chat_template(
     prompts.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n{"prompt": "hello"}\n', encoding="utf-8")
     more = ["--prompts", str(prompts), "--num-draft-tokens", "2"]
     seen = []
-    from hf_specdec.benchmark import pairs
-
     interleaved = pairs.interleaved
-    monkeypatch.setattr(
-        pairs,
-        "interleaved",
-        lambda model, inputs, *a, **k: (seen.append(inputs), interleaved(model, inputs, *a, **k))[1],
-    )
+
+    def watched(model: Any, inputs: Any, *others: Any, **settings: Any) -> Any:
+        seen.append(inputs)
+        return interleaved(model, inputs, *others, **settings)
+
+    monkeypatch.setattr(pairs, "interleaved", watched)
     values = created({**folders, "target": target}, tmp_path / "pairing", *more)
     assert [tokenizer.decode(one["input_ids"][0]) for one in seen[-1]] == ["hi:", "hello"]
     assert values["workloads"]["own"]["num_outputs"] == 2
 
 
-def test_the_card_carries_the_measured_figures(folders: dict[str, Path], tmp_path: Path) -> None:
-    more = ["--num-draft-tokens", "3", "--repo-id", "me/pair", "--license", "apache-2.0"]
-    values = created(folders, tmp_path / "pairing", *more)
-    card = ModelCard((tmp_path / "pairing" / "README.md").read_text(encoding="utf-8"))
-    (measurement,) = values["pairing"]["measurements"]
+def test_the_card_carries_the_measured_figures(folders: dict[str, Path], stored: Path) -> None:
+    card = ModelCard((stored / "README.md").read_text(encoding="utf-8"))
+    (measurement,) = DraftPairing.from_pretrained(stored).measurements
     found = {result.metric_type: result.metric_value for result in card.data.eval_results}
-    assert found["acceptance_rate"] == measurement["acceptance_rate"]
-    assert found["speed_up"] == measurement["speed_up"]
-    assert card.data.license == "apache-2.0"
+    assert found["acceptance_rate"] == measurement.acceptance_rate
+    assert found["speed_up"] == measurement.speed_up
+    assert card.data.license == "mit"
     assert 'draft_model="me/pair"' in card.text
     assert str(folders["target"].parent) not in str(card)
 
 
-def test_people_get_a_table_and_a_warning_of_local_folders(folders: dict[str, Path], tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, arguments(folders, tmp_path / "pairing", "--num-draft-tokens", "3"))
-    assert result.exit_code == 0, result.output
-    assert "prompts" in result.stdout
-    assert "equal" in result.stdout
-    assert "Plain decoding against itself: prompts" in result.stdout
-    assert f"draft_model='{tmp_path / 'pairing'}'" in result.stdout
-    for role in ("target", "draft"):
-        assert f"The {role} is a local folder, so nobody else can load this pairing" in result.stderr
+def test_people_get_a_table_and_a_warning_of_local_folders(stored: Path) -> None:
+    stdout, stderr = ((stored.parent / name).read_text(encoding="utf-8") for name in ("stdout", "stderr"))
+    assert "prompts" in stdout
+    assert "equal" in stdout
+    assert "Plain decoding against itself: prompts" in stdout
+    assert f"draft_model='{stored}'" in stdout
+    assert "The target is a local folder, so nobody else can load this pairing" in stderr
+    assert "The draft is" not in stderr
 
 
 @pytest.mark.slow
@@ -183,8 +183,10 @@ def test_the_example_makes_and_uses_a_pairing(tmp_path: Path, capsys: pytest.Cap
     example["main"](str(folder / "target"), str(folder / "draft"), tmp_path / "pairing")
     text = capsys.readouterr().out
     pairing = DraftPairing.from_pretrained(tmp_path / "pairing")
-    assert len(pairing.measurements) == 8
-    assert {own.workload for own in pairing.measurements} == {"code", "docs", "json", "prose"}
+    assert [(own.workload, own.num_draft_tokens) for own in pairing.measurements] == [
+        ("prompts", "auto"),
+        ("prompts", 4),
+    ]
     assert text.count("24 new tokens") == 2
 
 
@@ -261,16 +263,15 @@ def test_a_folder_with_something_else_stays(
     assert "is no folder" in str(refused(arguments(folders, output / "thesis.txt"), monkeypatch))
 
 
-def test_a_pairing_is_replaced_only_when_asked(folders: dict[str, Path], tmp_path: Path) -> None:
-    output = tmp_path / "pairing"
-    created(folders, output, "--save-draft", "--num-draft-tokens", "2")
+def test_a_pairing_is_replaced_only_when_asked(folders: dict[str, Path], stored: Path, tmp_path: Path) -> None:
+    output = shutil.copytree(stored, tmp_path / "pairing")
     with pytest.MonkeyPatch.context() as patch:
         assert "or give `--overwrite`" in str(refused(arguments(folders, output), patch))
         own = arguments({**folders, "noisy": output / "draft"}, output, "--overwrite")
         assert "must not remove a model that is measured" in str(refused(own, patch))
     assert (output / "draft").is_dir()
-    created(folders, output, "--overwrite", "--num-draft-tokens", "3")
-    assert DraftPairing.from_pretrained(output).num_draft_tokens == 3
+    created(folders, output, "--overwrite", "--num-draft-tokens", "2")
+    assert DraftPairing.from_pretrained(output).num_draft_tokens == 2
     assert not (output / "draft").exists()
     assert list(tmp_path.iterdir()) == [output]
 
@@ -290,16 +291,14 @@ def test_an_error_on_the_command_line_is_one_line(
 
 
 def test_a_failure_while_writing_leaves_what_was_there(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folders: dict[str, Path], stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = tmp_path / "pairing"
-    created(folders, output, "--num-draft-tokens", "2")
-    before = {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
+    output = shutil.copytree(stored, tmp_path / "pairing")
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
     monkeypatch.setattr(pair_create, "_write_card", lambda *_, **__: 1 / 0)
-    result = CliRunner().invoke(app, arguments(folders, output, "--overwrite", "--num-draft-tokens", "3"))
+    result = CliRunner().invoke(app, arguments(folders, output, "--overwrite", "--num-draft-tokens", "2"))
     assert isinstance(result.exception, ZeroDivisionError)
-    assert {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()} == before
-    CliRunner().invoke(app, arguments(folders, tmp_path / "other", "--num-draft-tokens", "3"))
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
     assert list(tmp_path.iterdir()) == [output]
 
 
