@@ -156,7 +156,7 @@ def generate(model: Any, **kwargs: Any) -> Any:
         >>> hf_specdec.generate(model, **inputs, max_new_tokens=64, draft_model="org/draft")
     """
     target = _inner_model(model)
-    host_generate: Any = target.generate  # type: ignore[operator]
+    host_generate: Any = target.generate
     named = inspect.signature(_host_generate).parameters
     given = {name: value for name, value in kwargs.items() if value is not None or name not in named}
     if isinstance(target, SpeculativeGenerationMixin):
@@ -226,6 +226,9 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
     started = time.perf_counter()
     ours = {name: kwargs.pop(name) for name in OUR_KEYWORDS if name in kwargs}
     draft_model = ours.get("draft_model")
+    if draft_model is None and isinstance(kwargs.get("custom_generate"), str):
+        # A pairing's recipe brings the draft and takes the rest.
+        return host_generate(*args, **kwargs, **ours)
     if draft_model is None:
         refuse_settings_without_draft(ours)
         return host_generate(*args, **kwargs)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
+import models
+from hf_specdec.pairing.fingerprint import fingerprint
+from hf_specdec.pairing.folder import hash_files
 from hf_specdec.pairing.schema import DraftPairing, Measurement, ModelReference
 
 COMMITS = ("0123456789abcdef" * 3)[:40], "f" * 40
@@ -45,3 +50,28 @@ def build_pairing(**overrides: Any) -> DraftPairing:
         "description": "Two models.\nThey get on well.",
     }
     return DraftPairing(**(values | overrides))
+
+
+def build_own_pairing(folder: Path, seed: int = 0, **overrides: Any) -> DraftPairing:
+    """Save the tiny draft of that seed into a pairing's folder, write the pairing around it, and return it."""
+    models.save_tiny_model(folder / "draft", seed)
+    values: dict[str, Any] = {
+        "draft": ModelReference(id=".", subfolder="draft"),
+        "files": hash_files(folder, "draft"),
+        "draft_quantization": "none",
+        "tokenizer_fingerprint": fingerprint(models.build_tokenizer()),
+    }
+    build_pairing(**(values | overrides)).save_pretrained(folder)
+    return DraftPairing.from_pretrained(folder)
+
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Change fields of a folder's `draft_pairing.json` as an attacker would, without any check."""
+    path = folder / "draft_pairing.json"
+    values = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps(values | changes), encoding="utf-8")
+
+
+def rehash(folder: Path) -> None:
+    """List the draft's files as they are now, as an attacker who can write the JSON would."""
+    rewrite(folder, files=hash_files(folder, "draft"))
