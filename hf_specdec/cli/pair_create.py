@@ -44,7 +44,7 @@ def create(
         DraftQuantization, typer.Option(help="How the draft's weights are stored; auto goes by free memory.")
     ] = "auto",
     num_draft_tokens: NumDraftTokens = "auto",
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0.0, max=100.0, help="0 is greedy.")] = 0.0,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Per prompt.")] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Passes over all prompts, with the draft and without.")] = 3,
     save_draft: Annotated[
@@ -124,10 +124,13 @@ def _refuse_bad_repo_id(repo_id: str | None) -> None:
 def _workloads(prompts: str, workload_name: str | None, num_prompts: int | None) -> dict[str, list[Prompt]]:
     from hf_specdec.benchmark.prompt_files import Prompt, read_prompts
     from hf_specdec.demo.prompts import DEMO_PROMPTS
+    from hf_specdec.pairing.fields import check_text
 
     if prompts != BUNDLED:
         path = Path(prompts)
-        return {workload_name or path.stem: read_prompts(path)[:num_prompts]}
+        name = path.stem if workload_name is None else workload_name
+        check_text("workload", name)
+        return {name: read_prompts(path)[:num_prompts]}
     if workload_name is not None:
         raise typer.BadParameter("is for a file of prompts: give --prompts.", param_hint="--workload-name")
     return {name: [Prompt(text=text) for text in texts[:num_prompts]] for name, texts in DEMO_PROMPTS.items()}
@@ -138,12 +141,15 @@ def _workloads(prompts: str, workload_name: str | None, num_prompts: int | None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Loaded:
-    """A target that can speculate, the name its draft is loaded by, both tokenizers, and encoded prompts."""
+    """A target that can speculate, the name its draft is loaded by and its tokenizer, and encoded prompts.
+
+    `fingerprints` are those of the target's and the draft's tokenizer.
+    """
 
     target: PreTrainedModel
     draft_name: str
-    tokenizer: PreTrainedTokenizerBase
     draft_tokenizer: PreTrainedTokenizerBase
+    fingerprints: tuple[str, str]
     inputs: Mapping[str, Any]
     target_reference: ModelReference
     draft_reference: ModelReference
@@ -157,6 +163,7 @@ def _load(
 
     import hf_specdec
     from hf_specdec.benchmark.pairs import encoded
+    from hf_specdec.pairing.fingerprint import fingerprint
     from hf_specdec.placement import device_of
 
     # What is small comes first, so that its errors do.
@@ -164,6 +171,7 @@ def _load(
     draft_tokenizer, draft_reference = _looked_up(draft, trust_remote_code=trust_remote_code)
     for own in workloads.values():
         encoded(own, tokenizer, torch.device("cpu"))
+    fingerprints = fingerprint(tokenizer), fingerprint(draft_tokenizer)
     options: dict[str, Any] = {"dtype": dtype if dtype == "auto" else getattr(torch, dtype)}
     if device == "auto" and torch.cuda.is_available():
         options["device_map"] = "auto"
@@ -176,8 +184,8 @@ def _load(
     return _Loaded(
         target=target,
         draft_name=draft,
-        tokenizer=tokenizer,
         draft_tokenizer=draft_tokenizer,
+        fingerprints=fingerprints,
         inputs={name: encoded(own, tokenizer, device_of(target)) for name, own in workloads.items()},
         target_reference=target_reference,
         draft_reference=draft_reference,
@@ -213,10 +221,9 @@ def _looked_up(name: str, *, trust_remote_code: bool) -> tuple[PreTrainedTokeniz
 
 
 def _described(pair: _Loaded, figures: Mapping[str, WorkloadFigures], settings: PairSettings) -> DraftPairing:
-    from hf_specdec.pairing.fingerprint import fingerprint
     from hf_specdec.pairing.schema import DraftPairing
 
-    target_fingerprint, draft_fingerprint = map(fingerprint, (pair.tokenizer, pair.draft_tokenizer))
+    target_fingerprint, draft_fingerprint = pair.fingerprints
     return DraftPairing(
         target=pair.target_reference,
         draft=pair.draft_reference,

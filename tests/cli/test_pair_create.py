@@ -224,6 +224,7 @@ def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> BaseExcept
         (["--prompts", "/nowhere.txt"], "No such file"),
         (["--repo-id", "a/b/c"], "`--repo-id` must be a Hub id"),
         (["--num-draft-tokens", "300"], "must be between 1 and 256"),
+        (["--workload-name", ""], "`workload` must be a non-empty string"),
     ],
 )
 def test_wrong_options_are_refused_before_any_work(
