@@ -81,6 +81,12 @@ def create(
     talk = Console(stderr=True, highlight=False)
     talk.print(f"Loading {model} …", markup=False, soft_wrap=True)
     pair = _load(model, draft, workloads, dtype, device, trust_remote_code=trust_remote_code)
+    if len(set(pair.fingerprints)) > 1:
+        talk.print(
+            "The draft's tokenizer is not the target's: expect few of its tokens to be accepted.",
+            style="yellow",
+            soft_wrap=True,
+        )
     settings = replace(settings, draft_revision=pair.draft_reference.revision)
     figures = measured_pair(
         pair.target,

@@ -122,6 +122,20 @@ def test_the_folder_is_a_draft_that_gives_the_text_of_plain_decoding(
     assert "def generate(" in recipe.read_text(encoding="utf-8")
 
 
+def test_another_tokenizer_is_named_and_said(folders: dict[str, Path], tmp_path: Path) -> None:
+    other = shutil.copytree(folders["noisy"], tmp_path / "other")
+    values = json.loads((other / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = values["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (other / "tokenizer.json").write_text(json.dumps(values), encoding="utf-8")
+    options = arguments({**folders, "noisy": other}, tmp_path / "pairing", "--num-draft-tokens", "2")
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    assert "The draft's tokenizer is not the target's" in result.stderr
+    pairing = DraftPairing.from_pretrained(tmp_path / "pairing")
+    assert pairing.draft_tokenizer_fingerprint not in (None, pairing.tokenizer_fingerprint)
+
+
 def test_sampled_workloads_are_measured_and_not_compared(folders: dict[str, Path], tmp_path: Path) -> None:
     values = created(
         folders, tmp_path / "pairing", "--temperature", "0.7", "--num-draft-tokens", "2", "--workload-name", "chat"
