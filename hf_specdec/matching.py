@@ -22,7 +22,7 @@ from hf_specdec.pairing.fingerprint import fingerprint
 from hf_specdec.pairing.folder import check_model, verify
 from hf_specdec.pairing.hub import fetch_model
 from hf_specdec.pairing.resolve import base_of, find_pairing, id_of, read_if_pairing
-from hf_specdec.pairing.schema import DraftPairing
+from hf_specdec.pairing.schema import DraftPairing, PairingSource
 
 AUTO = "auto"
 
@@ -44,7 +44,7 @@ class _Found:
     checked: str | None = None
 
 
-_Key = tuple[Any, str | None, bool]
+_Key = tuple[Any, PairingSource | None, str | None, bool]
 _found: weakref.WeakKeyDictionary[PreTrainedModel, dict[_Key, _Found]] = weakref.WeakKeyDictionary()
 _lock = threading.RLock()
 
@@ -77,10 +77,14 @@ def match_draft(
         return MatchedDraft(draft=resolve_draft(target, draft_model, config), config=config)
     with _lock:
         found = _find_once(target, draft_model, config)
-        if found.pairing is None:
-            return MatchedDraft(draft=resolve_draft(target, draft_model, config), config=config)
         told = _compare_once(target, found, tokenizer)
     pairing = found.pairing
+    if pairing is None:
+        plain = resolve_draft(target, draft_model, config)
+        with _lock:
+            # Only now: what could not be fetched may be a pairing when it is asked for again.
+            _found.setdefault(target, {})[_key_of(draft_model, config)] = found
+        return MatchedDraft(draft=plain, config=config)
     config = _settings_of(pairing, config, says_length=says_length)
     draft = resolve_draft(target, _name_of(pairing, config), replace(config, draft_revision=pairing.draft.revision))
     return MatchedDraft(draft=draft, config=config, told=f"{pairing.source or pairing.draft}; {told}")
@@ -101,15 +105,21 @@ def says_length(keyword: Any, config: Any) -> bool:
 
 
 def _find_once(target: PreTrainedModel, draft_model: Any, config: SpeculativeConfig) -> _Found:
-    key = (draft_model, config.draft_revision, config.trust_remote_code)
+    key = _key_of(draft_model, config)
     founds = _found.setdefault(target, {})
-    if key not in founds:
-        pairing = _find(target, draft_model, config)
-        if pairing is not None:
-            verify(pairing, trust_remote_code=config.trust_remote_code)
-            _warn_of_other_target(target, pairing)
+    if key in founds:
+        return founds[key]
+    pairing = _find(target, draft_model, config)
+    if pairing is not None:
+        verify(pairing, trust_remote_code=config.trust_remote_code)
+        _warn_of_other_target(target, pairing)
         founds[key] = _Found(pairing=pairing)
-    return founds[key]
+    return founds.get(key, _Found(pairing=None))
+
+
+def _key_of(draft_model: Any, config: SpeculativeConfig) -> _Key:
+    where = draft_model.source if isinstance(draft_model, DraftPairing) else None
+    return draft_model, where, config.draft_revision, config.trust_remote_code
 
 
 def _find(target: PreTrainedModel, draft_model: Any, config: SpeculativeConfig) -> DraftPairing | None:
@@ -195,11 +205,13 @@ def _compared(target: PreTrainedModel, pairing: DraftPairing, tokenizer: Any) ->
     return "the tokenizer is the pairing's"
 
 
-def local_tokenizer(name: str | None) -> Any:
+def local_tokenizer(name: str | None, revision: str | None = None) -> Any:
     """Return the tokenizer that belongs to a model's name, if it is on this machine; None otherwise."""
     if not name:
         return None
     try:
-        return AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(
+            name, revision=revision or "main", local_files_only=True, trust_remote_code=False
+        )
     except Exception:  # noqa: BLE001  # without one there is nothing to compare, whatever the reason
         return None

@@ -237,7 +237,7 @@ def _check_own_draft(folder: Path, pairing: DraftPairing, names: list[str], *, t
         if (found := digest(folder / name)) != wanted:
             raise InvalidPairingError(
                 f"{quoted(name)} must have the digest {wanted} that {FILE_NAME} lists, but has {found}: it was changed "
-                "after the pairing was made, or damaged on the way. Fetch the pairing again."
+                "after the pairing was made, or damaged on the way. Delete it and fetch the pairing again."
             )
 
 

@@ -77,13 +77,14 @@ def fetch_pairing(
             f"A pairing's repository holds {FILE_NAME}, but {quoted(repo_id)} at {revision or 'main'!r} does not. "
             "Check the id; a plain model goes into `generate(draft_model=…)` as it is."
         )
+    fetch_files(found, token=token, local_files_only=local_files_only)
     return found
 
 
 def fetch_if_pairing(
     repo_id: str, *, revision: str | None = None, token: Token = None, local_files_only: bool = False
 ) -> DraftPairing | None:
-    """Do the same, but return None for a repository that is no pairing.
+    """Fetch what a repository says of its pairing, without the files of its draft; None if it is no pairing.
 
     Raises:
         PairingNotFoundError: There is no such repository, or it could not be asked.
@@ -115,10 +116,28 @@ def fetch_if_pairing(
             return None
         folder = Path(path).parent
         source = PairingSource(folder=str(folder), id=repo_id, revision=folder.name)
-        pairing = read_folder(folder, source)
-        if pairing.draft.is_own:
-            _fetch_files(repo_id, folder.name, pairing, token, local_files_only=local_files_only)
-    return pairing
+        return read_folder(folder, source)
+
+
+def fetch_files(pairing: DraftPairing, *, token: Token = None, local_files_only: bool = False) -> None:
+    """Fetch the files of a fetched pairing's own draft, once the Hub said that all are there and none is too large.
+
+    Raises:
+        PairingNotFoundError: They could not be fetched.
+        InvalidPairingError: The pairing names files that are missing, too large, or of a kind that is never fetched.
+    """
+    if pairing.source is None or pairing.source.id is None or not pairing.draft.is_own:
+        return
+    repo_id, commit = pairing.source.id, pairing.source.revision
+    local_files_only = local_files_only or constants.HF_HUB_OFFLINE
+    for name in pairing.files:
+        check_name(name)
+    with _as_not_found(f"the draft in the pairing {str(pairing.source)!r}", local_files_only=local_files_only):
+        if not local_files_only:
+            infos = HfApi().get_paths_info(repo_id, list(pairing.files), revision=commit, token=token)
+            _check_sizes(pairing, {info.path: info.size for info in infos if isinstance(info, RepoFile)})
+        for name in pairing.files:
+            hf_hub_download(repo_id, name, revision=commit, token=token, local_files_only=local_files_only)
 
 
 def fetch_model(model: ModelReference, *, token: Token = None) -> str:
@@ -176,23 +195,15 @@ def push_pairing(
         return str(api.create_commit(repo_id, additions, commit_message=message).commit_url)
 
 
-def _fetch_files(repo_id: str, commit: str, pairing: DraftPairing, token: Token, *, local_files_only: bool) -> None:
-    """Fetch the files of an own draft, once the Hub said that all are there and none is too large."""
+def _check_sizes(pairing: DraftPairing, sizes: dict[str, int]) -> None:
     for name in pairing.files:
-        check_name(name)
-    if not local_files_only:
-        infos = HfApi().get_paths_info(repo_id, list(pairing.files), revision=commit, token=token)
-        sizes = {info.path: info.size for info in infos if isinstance(info, RepoFile)}
-        for name in pairing.files:
-            largest = LARGEST_WEIGHTS if name.endswith(WEIGHTS) else LARGEST_TEXT
-            if name not in sizes or sizes[name] > largest:
-                why = f"has {sizes[name]} bytes, more than the {largest} allowed" if name in sizes else "is not there"
-                raise InvalidPairingError(
-                    f"`files` of {FILE_NAME} lists what the repository holds, but {quoted(name)} {why} in "
-                    f"{quoted(repo_id)}. Tell its owner."
-                )
-    for name in pairing.files:
-        hf_hub_download(repo_id, name, revision=commit, token=token, local_files_only=local_files_only)
+        largest = LARGEST_WEIGHTS if name.endswith(WEIGHTS) else LARGEST_TEXT
+        if name not in sizes or sizes[name] > largest:
+            why = f"has {sizes[name]} bytes, more than the {largest} allowed" if name in sizes else "is not there"
+            raise InvalidPairingError(
+                f"`files` of {FILE_NAME} lists what the repository holds, but {quoted(name)} {why} in "
+                f"{str(pairing.source)!r}. Tell its owner."
+            )
 
 
 # ---- what went wrong -----------------------------------------------------------------------------------------------

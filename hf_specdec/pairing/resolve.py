@@ -13,7 +13,7 @@ from pathlib import Path
 from hf_specdec.errors import PairingNotFoundError, SpecDecError
 from hf_specdec.pairing.fields import is_hub_id, is_local_path, quoted
 from hf_specdec.pairing.folder import is_pairing_folder, read_folder, verify
-from hf_specdec.pairing.hub import fetch_if_pairing, fetch_pairing, search_pairings
+from hf_specdec.pairing.hub import fetch_files, fetch_if_pairing, fetch_pairing, search_pairings
 from hf_specdec.pairing.schema import DraftPairing, ModelReference
 
 # Copies of a model in fewer bits keep its tokens: "-AWQ", "-GPTQ-Int4", "-FP8", "-bnb-4bit", …
@@ -69,16 +69,20 @@ def read_if_pairing(name: str, *, revision: str | None = None) -> DraftPairing |
 
     Raises:
         InvalidPairingError: It leads to a pairing that breaks a rule.
+        PairingNotFoundError: It leads to a pairing, whose draft could not be fetched.
     """
     if os.path.isdir(name):
         return read_folder(name) if is_pairing_folder(name) else None
     if not is_hub_id(name):
         return None
     try:
-        return fetch_if_pairing(name, revision=revision)
+        pairing = fetch_if_pairing(name, revision=revision)
     except PairingNotFoundError:
         # Whoever loads the plain model says what is wrong with the name.
         return None
+    if pairing is not None:
+        fetch_files(pairing)
+    return pairing
 
 
 def find_pairing(target_name: str) -> DraftPairing:

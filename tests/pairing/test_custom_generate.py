@@ -190,6 +190,7 @@ except ImportError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_never_imported_the_package(folders: dict[str, Path], tmp_path: Path) -> None:
     target = models.save_tiny_model(tmp_path / "target")
     (tmp_path / "path").mkdir()
