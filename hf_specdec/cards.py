@@ -25,6 +25,7 @@ CARD_NAME = "README.md"
 TEMPLATE_NAME = "template.md"
 BUNDLED_NAME = "bundled-pair.md"
 LICENSE = "apache-2.0"
+PLACEHOLDER = "PAIRING"
 NOT_PINNED = "not pinned by us"
 METRICS = {
     "speed_up": "Speed-up over plain decoding",
@@ -66,7 +67,8 @@ def card_of(
         heading=heading,
         target=target,
         draft=draft,
-        pairing=None if is_alone else repo_id or "PAIRING",
+        pairing=None if is_alone else repo_id or PLACEHOLDER,
+        recipe=repo_id or PLACEHOLDER,
         draft_origin=draft_origin,
         command=command,
     )
@@ -86,7 +88,7 @@ def curated_cards() -> dict[str, ModelCard]:
 def write_cards(folder: Path) -> list[Path]:
     """Write the template and every curated card to a folder, and return the files."""
     folder.mkdir(parents=True, exist_ok=True)
-    texts = {TEMPLATE_NAME: card_template(), **{name: str(card) for name, card in curated_cards().items()}}
+    texts = {TEMPLATE_NAME: card_template(), **{name: f"{card}\n" for name, card in curated_cards().items()}}
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8", newline="\n")
     return [folder / name for name in texts]
@@ -171,7 +173,7 @@ def card_data_of(
 
 def measuring_command(pairing: DraftPairing, target: str, draft: str) -> str:
     """Return the command that measures a pairing and writes it with the figures."""
-    parts = [f"hf-specdec pair create --model {target} --draft {draft} --output PAIRING"]
+    parts = [f"hf-specdec pair create --model {target} --draft {draft} --output {PLACEHOLDER}"]
     if pairing.draft_quantization != "auto":
         parts.append(f"--draft-quantization {pairing.draft_quantization}")
     if pairing.num_draft_tokens != "auto":

@@ -268,7 +268,7 @@ def _write_card(
     from hf_specdec.cards import CARD_NAME, card_of
 
     card = card_of(pairing, repo_id=repo_id, license=license, draft_origin=draft_origin)
-    card.save(folder / CARD_NAME)
+    (folder / CARD_NAME).write_text(f"{card}\n", encoding="utf-8", newline="\n")
 
 
 # ---- what is said of it --------------------------------------------------------------------------------------------
