@@ -169,12 +169,12 @@ def rendered(results: Mapping[str, Any]) -> str:
     for basis, words in BASES.items():
         rows = [_ratio_row(cell, basis) for cell in _sorted(renewed)]
         parts.append(f"Times faster than plain decoding, {words}; bold where a bar is missed:")
-        parts.append(_table(["workload", "T", "batch", *_COLUMNS], rows))
+        parts.append(table(["workload", "T", "batch", *_COLUMNS], rows))
         parts.append(_bar_lines(renewed["summary"][basis]))
     parts.append(
         "What the adaptive length did (mean K of rounds that draft; plain steps; tokens per row-round; probes):"
     )
-    parts.append(_table(["workload", "T", "batch", *LEARNING], [_deeds_row(cell) for cell in _sorted(renewed)]))
+    parts.append(table(["workload", "T", "batch", *LEARNING], [_deeds_row(cell) for cell in _sorted(renewed)]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -252,6 +252,7 @@ def _deeds(speculation: Mapping[str, Any] | None) -> str:
     )
 
 
-def _table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

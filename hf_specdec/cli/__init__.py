@@ -14,6 +14,7 @@ from hf_specdec.cli.demo import demo
 from hf_specdec.cli.env import env
 from hf_specdec.cli.generate import generate
 from hf_specdec.cli.pair import pair_app
+from hf_specdec.cli.pair_create import create
 from hf_specdec.cli.plan import plan
 from hf_specdec.cli.simulate import simulate
 from hf_specdec.errors import SpecDecError
@@ -31,6 +32,7 @@ app.command()(env)
 app.command()(simulate)
 app.command()(plan)
 app.command()(bench)
+pair_app.command()(create)
 app.add_typer(pair_app)
 
 

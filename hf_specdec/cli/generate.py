@@ -13,6 +13,7 @@ from rich.console import Console
 from hf_specdec.cli.comparison import Comparison, TimedRun, run_timed
 from hf_specdec.cli.lengths import NumDraftTokens, as_length
 from hf_specdec.cli.painting import TokenWriter
+from hf_specdec.config import DraftQuantization
 
 if TYPE_CHECKING:
     from transformers import BatchEncoding, PreTrainedModel, PreTrainedTokenizerBase
@@ -32,6 +33,9 @@ def generate(
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
     num_draft_tokens: NumDraftTokens = "auto",
+    draft_quantization: Annotated[
+        DraftQuantization, typer.Option(help="How the draft's weights are stored; auto goes by free memory.")
+    ] = "auto",
     temperature: Annotated[
         float | None, typer.Option(min=0.0, help="0 is greedy. Without it, what the model's own settings say.")
     ] = None,
@@ -50,6 +54,8 @@ def generate(
     """Continue a prompt: text goes to stdout as it is produced, figures go to stderr."""
     if compare and draft is None:
         raise typer.BadParameter("needs --draft: there is nothing to compare without one.", param_hint="--compare")
+    if draft_quantization != "auto" and draft is None:
+        raise typer.BadParameter("needs --draft: it says how a draft is stored.", param_hint="--draft-quantization")
     text = _read_prompt(prompt, prompt_file)
     from hf_specdec.placement import device_of
 
@@ -61,7 +67,7 @@ def generate(
     if seed is not None and num_draft_tokens == "auto":
         # A length that follows measured times would give another text for the same seed.
         num_draft_tokens = SEEDED_LENGTH
-    speculation = _speculation(draft, num_draft_tokens, trust_remote_code=trust_remote_code)
+    speculation = _speculation(draft, num_draft_tokens, draft_quantization, trust_remote_code=trust_remote_code)
     if draft is not None:
         talk.print(f"Loading {draft} …", soft_wrap=True)
         # The draft is loaded in the first call and kept; a call of its own keeps loading out of the times below.
@@ -149,13 +155,16 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, *, chat: bool | None)
     return result
 
 
-def _speculation(draft: str | None, num_draft_tokens: str, *, trust_remote_code: bool) -> dict[str, Any]:
+def _speculation(
+    draft: str | None, num_draft_tokens: str, draft_quantization: str, *, trust_remote_code: bool
+) -> dict[str, Any]:
     if draft is None:
         return {}
     from hf_specdec.config import SpeculativeConfig
 
     length = as_length(num_draft_tokens)
-    config = SpeculativeConfig.from_user({"trust_remote_code": trust_remote_code}, num_draft_tokens=length)
+    given = {"trust_remote_code": trust_remote_code, "draft_quantization": draft_quantization}
+    config = SpeculativeConfig.from_user(given, num_draft_tokens=length)
     return {"draft_model": draft, "speculative_config": config}
 
 

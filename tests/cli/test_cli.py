@@ -19,7 +19,7 @@ from hf_specdec.cli.painting import IncrementalDecoder, RoundWriter, TokenWriter
 from hf_specdec.demo import DEMO_FOLDER
 from hf_specdec.metrics import RoundRecord
 
-COMMANDS = ["demo", "generate", "simulate", "env"]
+COMMANDS = ["demo", "generate", "simulate", "env", "pair"]
 
 needs_weights = pytest.mark.skipif(
     not (DEMO_FOLDER / "draft" / "model.safetensors").is_file(), reason="the demo pair has not been trained yet"
@@ -100,6 +100,19 @@ def test_generate_streams_the_text_of_plain_decoding(
     assert result.exit_code == 0, result.output
     assert result.stdout == plain_text("hello", 24) + "\n"
     assert "tokens/s" in result.stderr
+
+
+def test_generate_stores_the_draft_as_asked(runner: CliRunner, target_folder: Path, draft_folder: Path) -> None:
+    command = f"generate --model {target_folder} --prompt hello --max-new-tokens 12 --temperature 0 --json"
+    result = runner.invoke(app, f"{command} --draft {draft_folder} --draft-quantization nf4")
+    assert result.exit_code == 0, result.output
+    record = json.loads(result.stdout)
+    assert record["text"] == plain_text("hello", 12)
+    assert record["speculation"]["draft_quantization"] == "nf4"
+    for wrong in (f"--draft {draft_folder} --draft-quantization int4", "--draft-quantization nf4"):
+        refused = runner.invoke(app, f"{command} {wrong}")
+        assert refused.exit_code == 2
+        assert "--draft-quantization" in refused.output
 
 
 def test_generate_without_draft_decodes_plainly(runner: CliRunner, target_folder: Path) -> None:

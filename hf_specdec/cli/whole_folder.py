@@ -1,0 +1,67 @@
+"""Write a folder as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hf_specdec.pairing.schema import FILE_NAME
+
+
+def refuse_folder(folder: Path, *, overwrite: bool, sources: Sequence[str] = ()) -> None:
+    """Refuse a folder that cannot be written, or would lose something that is not a pairing.
+
+    Args:
+        folder: Where a pairing is to go.
+        overwrite: Whether a pairing that is there may go.
+        sources: Names of models; folders among them must stay.
+
+    Raises:
+        ValueError: There is something else, or it may not go.
+    """
+    rule = "`--output` must be an empty or a new folder"
+    if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
+        raise ValueError(f"{rule}, but {str(folder)!r} is no folder. Choose another name.")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    if not (folder / FILE_NAME).is_file():
+        raise ValueError(f"{rule}, but {str(folder)!r} holds files that are no pairing's. Choose another one.")
+    if not overwrite:
+        raise ValueError(f"{rule}, but {str(folder)!r} holds a pairing. Choose another one, or give `--overwrite`.")
+    whole = folder.resolve()
+    for source in sources:
+        path = Path(source).resolve()
+        if path.is_dir() and (path == whole or whole in path.parents):
+            raise ValueError(
+                f"`--overwrite` must not remove a model that is measured, but {source!r} lies in {str(folder)!r}. "
+                "Choose another folder."
+            )
+
+
+@contextmanager
+def whole_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder beside `folder` to write to, which takes its place at the end; an exception leaves all as it was.
+
+    Args:
+        folder: What is in it before is gone afterwards. Its parents are made.
+    """
+    target = folder.absolute()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    beside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        (beside / "new").mkdir()  # not `beside` itself, which nobody else may read
+        yield beside / "new"
+        if target.exists():
+            target.rename(beside / "old")
+        try:
+            os.replace(beside / "new", target)
+        except OSError:
+            if (beside / "old").exists():
+                (beside / "old").rename(target)
+            raise
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
