@@ -18,7 +18,7 @@ from hf_specdec.call import Call, generate_with_draft
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.errors import UnsupportedGenerationError
 from hf_specdec.learned import forget_learned
-from hf_specdec.loading import forget_drafts, resolve_draft
+from hf_specdec.loading import compared_tokens, forget_drafts, resolve_draft
 from hf_specdec.quiet import quiet
 from hf_specdec.refusals import (
     checked_settings,
@@ -50,7 +50,7 @@ class SpeculativeGenerationMixin(GenerationMixin):
         Args:
             *args: As for the host's `generate`.
             **kwargs: As for the host's `generate`, and:
-                `draft_model`: a loaded causal LM of the target's token space, or the Hub id or folder of one;
+                `draft_model`: a loaded causal LM, or the Hub id or folder of one, with whichever tokenizer;
                 `num_draft_tokens`: tokens drafted per round, 1 to 256, or "auto" (the default) to let it adapt;
                 `speculative_config`: a `SpeculativeConfig` or a dict of its fields.
 
@@ -200,9 +200,11 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
     refuse_foreign_spellings(arguments)
     settings, user_cache = checked_settings(model, arguments)
     with quiet():
+        draft = resolve_draft(model, draft_model, config)
         call = Call(
             model=model,
-            draft=resolve_draft(model, draft_model, config),
+            draft=draft,
+            spaces=compared_tokens(model, draft, config, arguments.get("tokenizer")),
             host_generate=host_generate,
             has_own_generate=_has_own_generate(model),
             arguments=arguments,

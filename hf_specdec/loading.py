@@ -26,6 +26,8 @@ from hf_specdec.memory import (
     skeleton_of,
     weight_bytes,
 )
+from hf_specdec.pairing.compat import TokenSpaces
+from hf_specdec.pairing.tokenizers import Source, pairing_of
 from hf_specdec.placement import device_of
 
 # A draft that shares less of the target's vocabulary than this was surely made for another tokenizer.
@@ -78,7 +80,7 @@ def check_compatibility(target: PreTrainedModel, draft: PreTrainedModel) -> None
     """Refuse a draft that could never propose for `target`.
 
     Raises:
-        IncompatibleDraftError: It generates nothing, has an encoder, has no weights, or has another vocabulary.
+        IncompatibleDraftError: It generates nothing, has an encoder, or has no weights.
     """
     name = type(draft).__name__
     if not callable(getattr(draft, "generate", None)) or not draft.can_generate():
@@ -102,11 +104,61 @@ def check_compatibility(target: PreTrainedModel, draft: PreTrainedModel) -> None
             f"`draft_model` must have its weights loaded, but {name} is on the meta device. Load it with "
             "`from_pretrained`."
         )
+
+
+def compared_tokens(
+    target: PreTrainedModel, draft: PreTrainedModel, config: SpeculativeConfig, tokenizer: Any
+) -> TokenSpaces | None:
+    """Return how two different tokenizers of target and draft compare.
+
+    Args:
+        target: The target.
+        draft: The draft, as `resolve_draft` returned it.
+        config: Gives `draft_tokenizer`, `token_space`, `draft_revision` and `trust_remote_code`.
+        tokenizer: The target's, if the caller gave it.
+
+    Returns:
+        None where both have the same tokenizer, or where one of them is not known; then ids are taken to mean the same.
+
+    Raises:
+        IncompatibleDraftError: The tokenizers have too little in common, or the vocabularies of unknown ones differ too
+            much in size, or `draft_tokenizer` was given and the target's tokenizer cannot be found.
+    """
+    pairing = pairing_of(
+        target,
+        draft,
+        Source(tokenizer=tokenizer, name=target.name_or_path or ""),
+        Source(
+            tokenizer=config.draft_tokenizer,
+            name=draft.name_or_path or "",
+            revision=config.draft_revision,
+            trust_remote_code=config.trust_remote_code,
+        ),
+    )
+    if config.draft_tokenizer is not None and not pairing.is_known:
+        raise IncompatibleDraftError(
+            "`draft_tokenizer` is compared with the target's tokenizer, but "
+            + (
+                f"it is no usable one ({type(config.draft_tokenizer).__name__})"
+                if pairing.has_target
+                else f"none of the target's was given or found on this machine as {target.name_or_path!r}"
+            )
+            + ". Pass both: `tokenizer=` to `generate`, `draft_tokenizer` in `speculative_config`."
+        )
+    if pairing.spaces is not None:
+        pairing.spaces.refuse_strangers(config.token_space)
+    elif not pairing.is_known:
+        _refuse_other_sizes(target, draft)
+    return pairing.spaces
+
+
+def _refuse_other_sizes(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, draft)]
     if min(sizes) < SMALLEST_SHARED_VOCABULARY * max(sizes):
         raise IncompatibleDraftError(
             f"Target and draft must share a tokenizer, but the target's vocabulary has {sizes[0]} entries and the "
-            f"draft's has {sizes[1]}. Choose a draft of the target's family."
+            f"draft's has {sizes[1]}. Choose a draft of the target's family, or pass both tokenizers: `tokenizer=` to "
+            "`generate`, and `draft_tokenizer` in `speculative_config`."
         )
 
 
