@@ -123,7 +123,7 @@ def _decode(
             model, input_ids, logits_processor, stopping_criteria, generation_config, streamer, prepared
         )
         return _with_plain_stats(output, chosen.reason, call.started, input_ids.shape[1])
-    token_space = _token_space(call, input_ids, prepared)
+    token_space = _token_space(call, input_ids, prepared, do_sample=bool(generation_config.do_sample))
     with ExitStack() as loans:
         request = Request(
             model=model,
@@ -152,12 +152,12 @@ def _without_stats(call: Call, output: Any) -> Any:
     return type(output)(**{name: value for name, value in output.items() if name != "speculation"})
 
 
-def _token_space(call: Call, input_ids: torch.Tensor, prepared: dict[str, Any]) -> str:
+def _token_space(call: Call, input_ids: torch.Tensor, prepared: dict[str, Any], *, do_sample: bool) -> str:
     """Return how the draft proposes: "same", "shared" or "text"."""
     if call.spaces is None:
         return "same"
     mask = None if call.model.config.is_encoder_decoder else prepared.get("attention_mask")
-    return chosen_space(call.spaces, call.config.token_space, input_ids, mask)
+    return chosen_space(call.spaces, call.config.token_space, input_ids, mask, do_sample=do_sample)
 
 
 def _controller(call: Call, session: Session, loans: ExitStack, token_space: str) -> DraftLengthController:

@@ -55,8 +55,8 @@ class SpeculativeConfig:
         draft_tokenizer: The draft's tokenizer, where it is another than the target's; None looks for it where the draft
             came from, on this machine alone. The target's is `tokenizer` of `generate`, or is looked for likewise.
         token_space: How a draft with another tokenizer proposes. "shared" drafts in the tokens that both have, "text"
-            drafts in the draft's own and splits the text anew, and "auto" is "shared" where most of the prompt consists
-            of such tokens, else "text".
+            drafts in the draft's own and splits the text anew, and "auto" is "text" where nothing is sampled and the
+            draft writes the prompt in fewer tokens than the target, else "shared".
         controller_hints: What "auto" learned about this pair elsewhere, `output.speculation.controller_hints`, to start
             from; it goes on learning.
 

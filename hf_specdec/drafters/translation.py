@@ -17,8 +17,8 @@ from hf_specdec.pairing.compat import TokenSpaces
 from hf_specdec.pairing.spelling import LONGEST_CONTEXT, complete_part
 
 Tensor = torch.Tensor
-# Where a smaller part of the prompt's tokens is the draft's as well, the draft does better in its own.
-SMALLEST_SHARE = 0.5
+# A draft that writes a text in fewer tokens than this part of the target's has longer ones.
+FEWER = 0.9
 # Tokens at the prompt's end that tell what kind of text it is.
 LONGEST_SAMPLE = 1024
 SPECIAL = re.compile(rb"\xff(....)", re.DOTALL)
@@ -75,8 +75,9 @@ class Translator:
         """Translate between the two sides of `spaces`; `ends` are the target's tokens that end a text."""
         self.spaces = spaces
         self.ends = frozenset(ends)
+        # sync: none, both were made on the host; once per call.
         self.to_draft: list[int] = spaces.target_to_draft.tolist()
-        self.to_target: list[int] = spaces.draft_to_target.tolist()
+        self.to_target: list[int] = spaces.draft_to_target.tolist()  # sync: none, likewise.
         roles = spaces.draft.roles
         # What a text starts with where the draft has no token for its start.
         self.start_id = roles.get("bos", roles.get("eos", roles.get("pad", 0)))
@@ -242,25 +243,32 @@ class Translator:
             own.ends[-1] = own.end
 
 
-def chosen_space(spaces: TokenSpaces, asked: str, input_ids: Tensor, attention_mask: Tensor | None) -> str:
+def chosen_space(
+    spaces: TokenSpaces, asked: str, input_ids: Tensor, attention_mask: Tensor | None, *, do_sample: bool
+) -> str:
     """Return how a draft with another tokenizer proposes, "shared" or "text".
+
+    With sampling the draft's law of the shared tokens is worth far more than its one most likely text. Without, both
+    propose much the same, except where the draft's tokens are longer than the target's: read one by one, the target's
+    tokens are then spelled as the draft never saw it, and its own spelling does better. (README, "Another tokenizer".)
 
     Args:
         spaces: The two tokenizers compared.
         asked: "auto", "shared" or "text".
         input_ids: The target's prompt, `[B, W]`.
         attention_mask: Its mask, `[B, >= W]`, None when nothing is padded.
+        do_sample: Whether tokens are drawn.
     """
     if asked != "auto":
         return asked
     if not (spaces.can_share and spaces.can_tell):
         return "shared" if spaces.can_share else "text"
-    # sync: once per call, before any work.
+    if do_sample:
+        return "shared"
     seen = input_ids if attention_mask is None else input_ids[attention_mask[:, -input_ids.shape[1] :].bool()]
-    tokens = seen.flatten()[-LONGEST_SAMPLE:].to(spaces.target_to_draft.device)
-    known = tokens[tokens < len(spaces.target_to_draft)]
-    share = (spaces.target_to_draft[known] >= 0).float().mean()
-    return "shared" if share >= SMALLEST_SHARE else "text"
+    tokens: list[int] = seen.flatten()[-LONGEST_SAMPLE:].tolist()  # sync: once per call, before any work.
+    own = Translator(spaces).begin(0, tokens)
+    return "text" if len(own.ids) < FEWER * len(tokens) else "shared"
 
 
 def _marked(token: int) -> bytes:

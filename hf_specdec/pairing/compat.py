@@ -32,7 +32,8 @@ class TokenSpaces:
             target may lead to one.
         draft_to_target: `[draft ids]`, int64, the other way round.
         num_shared: Different strings that are a single token in both, special tokens apart.
-        num_spellable: The target's tokens, special ones apart, whose text the draft can write in tokens of its own.
+        num_texts: Different strings of whole characters that a single token of the target's produces.
+        num_spellable: How many of these the draft can write in tokens of its own.
     """
 
     kind: Literal["same", "shared"]
@@ -41,6 +42,7 @@ class TokenSpaces:
     target_to_draft: Tensor
     draft_to_target: Tensor
     num_shared: int
+    num_texts: int
     num_spellable: int
 
     @property
@@ -51,7 +53,7 @@ class TokenSpaces:
     @property
     def can_tell(self) -> bool:
         """Whether the draft can read and write the target's text in tokens of its own."""
-        return self.num_spellable >= SMALLEST_SPELLABLE_PART * self.target.num_pieces > 0
+        return self.num_spellable >= SMALLEST_SPELLABLE_PART * self.num_texts > 0
 
     @property
     def proposable(self) -> Tensor:
@@ -79,7 +81,7 @@ class TokenSpaces:
         raise IncompatibleDraftError(
             f"A draft with another tokenizer must have tokens or characters in common with the target{asked}, but of "
             f"the target's {self.target.num_pieces} and the draft's {self.draft.num_pieces} tokens {self.num_shared} "
-            f"are the same, and the draft can write {self.num_spellable} of the target's. "
+            f"are the same, and the draft can write {self.num_spellable} of the target's {self.num_texts} texts. "
             f"{remedy or 'Choose a draft of the target’s family'}."
         )
 
@@ -116,6 +118,7 @@ def compare(
             to_draft[target_id] = draft_id
         if to_target[draft_id] == NOTHING:
             to_target[draft_id] = target_id
+    texts = _texts_of(target)
     is_same = num_shared > 0 and _have_same_ids(target, draft) and all(one == other for one, other in pairs)
     return TokenSpaces(
         kind="same" if is_same else "shared",
@@ -124,7 +127,8 @@ def compare(
         target_to_draft=torch.tensor(to_draft, dtype=torch.long),
         draft_to_target=torch.tensor(to_target, dtype=torch.long),
         num_shared=num_shared,
-        num_spellable=_num_spellable(target, draft),
+        num_texts=len(texts),
+        num_spellable=_num_spellable(texts, draft),
     )
 
 
@@ -170,11 +174,24 @@ def _specials_by_role(
             yield one[0], other[0]
 
 
-def _num_spellable(target: TokenSpace, draft: TokenSpace) -> int:
+def _texts_of(space: TokenSpace) -> list[str]:
+    """Return what tokens produce by themselves, parts of characters and control characters left out."""
+    texts = []
+    for piece in space.ids:
+        try:
+            text = piece.decode()
+        except UnicodeDecodeError:
+            continue
+        if len(text) != 1 or text.isprintable() or text.isspace():
+            texts.append(text)
+    return texts
+
+
+def _num_spellable(texts: Sequence[str], draft: TokenSpace) -> int:
     if draft.has_all_bytes:
-        return target.num_pieces
-    singles = {piece.decode(errors="ignore") for piece in draft.ids}
-    letters = {single for single in singles if len(single) == 1}
+        return len(texts)
+    own = _texts_of(draft)
+    letters = {text for text in own if len(text) == 1}
     # Where a space is part of words only, the tokenizer writes it all the same.
-    letters |= {" "} if any(piece[:1] == b" " for piece in draft.ids) else set()
-    return sum(letters.issuperset(piece.decode(errors="replace")) for piece in target.ids)
+    letters |= {" "} if any(text.startswith(" ") for text in own) else set()
+    return sum(letters.issuperset(text) for text in texts)
