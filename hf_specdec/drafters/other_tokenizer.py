@@ -64,6 +64,8 @@ class OtherTokenizerDrafter(ModelDrafter):
         self._prompt_mask = attention_mask
         self._texts: list[OwnText] = []
         self._num_earlier_forwards = 0
+        # Raised where the engine expects a draft to fail.
+        self._error: Exception | None = None
 
     @property
     def num_forwards(self) -> int:
@@ -73,25 +75,33 @@ class OtherTokenizerDrafter(ModelDrafter):
     def limit(self) -> int | None:
         """Return how many tokens still fit into the draft's own context."""
         self._take_in()
-        return super().limit()
+        return super().limit() if self._error is None else 1
 
     def num_unread(self) -> int:
         """Return how many of its own tokens `catch_up` would read."""
         self._take_in()
-        return super().num_unread()
+        return super().num_unread() if self._error is None else 0
 
     def catch_up(self) -> None:
         """Read all committed tokens but the last of the draft's own."""
         self._take_in()
+        self._raise_error()
         super().catch_up()
 
     def propose(self, num_draft_tokens: int, goes_on: Callable[[Tensor], bool] | None = None) -> Proposal:
         """Propose up to `num_draft_tokens` tokens of the target."""
         self._take_in()
+        self._raise_error()
         return super().propose(num_draft_tokens, goes_on)
 
     def commit(self, num_kept: Sequence[int]) -> None:
         """Take in what was committed; of what was fed for the proposal, all that it turned out to be stays."""
+        try:
+            self._commit(num_kept)
+        except Exception as error:  # noqa: BLE001  whatever a tokenizer does must not harm the answer
+            self._error = error
+
+    def _commit(self, num_kept: Sequence[int]) -> None:
         fed = [[text.ids[-1], *self._fed(position, kept)] for position, (text, kept) in self._with_texts(num_kept)]
         starts = [len(text.ids) - 1 for text in self._texts]
         self._advance()
@@ -125,6 +135,7 @@ class OtherTokenizerDrafter(ModelDrafter):
     def _own_window(self, num_tokens: int) -> int:
         """Return how many of the draft's tokens the target's last ones cover, and let the lane reach back to them."""
         self._take_in()
+        self._raise_error()
         num_own = max(len(text.ids) - text.num_ids_before(text.num_read - num_tokens) for text in self._texts)
         num_own = max(num_own, 1)
         if self.lane is not None and self.lane_name == "compatible":
@@ -139,11 +150,18 @@ class OtherTokenizerDrafter(ModelDrafter):
 
     def _take_in(self) -> None:
         """Bring the draft's own text up to what is committed."""
-        if not self._texts:
-            self._begin()
-            return
-        self._advance()
-        self._start_over_where_needed()
+        try:
+            if not self._texts:
+                self._begin()
+            elif self._error is None:
+                self._advance()
+                self._start_over_where_needed()
+        except Exception as error:  # noqa: BLE001  whatever a tokenizer does must not harm the answer
+            self._error = error
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            raise self._error
 
     def _begin(self) -> None:
         sequences = self.sequences

@@ -41,11 +41,12 @@ class TextDrafter(OtherTokenizerDrafter):
     def limit(self) -> int | None:
         """Return for how many tokens of the target the draft's own context has room."""
         room = super().limit()
-        return None if room is None else int(room / self._steps_per_token())
+        return room if room is None or self._error is not None else int(room / self._steps_per_token())
 
     def propose(self, num_draft_tokens: int, goes_on: Callable[[Tensor], bool] | None = None) -> Proposal:
         """Propose up to `num_draft_tokens` tokens of the target; `goes_on` is not asked."""
         self._take_in()
+        self._raise_error()
         num_steps = max(1, math.ceil(num_draft_tokens * self._steps_per_token()))
         drafted = super().propose(num_steps)
         # sync: text is split on the host, once per round.

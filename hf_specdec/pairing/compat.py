@@ -31,6 +31,7 @@ class TokenSpaces:
         target_to_draft: `[target ids]`, int64, the draft's id for each of the target's, -1 for none. Several ids of the
             target may lead to one.
         draft_to_target: `[draft ids]`, int64, the other way round.
+        differs_in_specials_only: Whether it would be "same" but for special tokens under other ids.
         num_shared: Different strings that are a single token in both, special tokens apart.
         num_texts: Different strings of whole characters that a single token of the target's produces.
         num_spellable: How many of these the draft can write in tokens of its own.
@@ -41,6 +42,7 @@ class TokenSpaces:
     draft: TokenSpace
     target_to_draft: Tensor
     draft_to_target: Tensor
+    differs_in_specials_only: bool
     num_shared: int
     num_texts: int
     num_spellable: int
@@ -119,13 +121,15 @@ def compare(
         if to_target[draft_id] == NOTHING:
             to_target[draft_id] = target_id
     texts = _texts_of(target)
-    is_same = num_shared > 0 and _have_same_ids(target, draft) and all(one == other for one, other in pairs)
+    has_same_pieces = num_shared > 0 and _have_same_ids(target, draft)
+    is_same = has_same_pieces and all(one == other for one, other in pairs)
     return TokenSpaces(
         kind="same" if is_same else "shared",
         target=target,
         draft=draft,
         target_to_draft=torch.tensor(to_draft, dtype=torch.long),
         draft_to_target=torch.tensor(to_target, dtype=torch.long),
+        differs_in_specials_only=has_same_pieces and not is_same,
         num_shared=num_shared,
         num_texts=len(texts),
         num_spellable=_num_spellable(texts, draft),

@@ -40,7 +40,8 @@ class Source:
 
     def key(self) -> tuple[Any, ...]:
         """Return what tells sources apart; tokens that were added to a tokenizer make another one of it."""
-        size = len(self.tokenizer) if self.tokenizer is not None else 0
+        inner = _inner(self.tokenizer)
+        size = len(inner) if hasattr(inner, "__len__") else 0
         return id(self.tokenizer), size, self.name, self.revision, self.trust_remote_code
 
 
@@ -77,14 +78,17 @@ def _compared(target: PreTrainedModel, draft: PreTrainedModel, one: Source, othe
     draft_tokenizer = _found(other) if target_tokenizer is not None else None
     if target_tokenizer is None or draft_tokenizer is None:
         return Pairing(has_target=target_tokenizer is not None)
-    spaces = compare(
-        target_tokenizer,
-        draft_tokenizer,
-        target_size=_num_ids(target),
-        draft_size=_num_ids(draft),
-        target_eos_ids=_ends(target),
-        draft_eos_ids=_ends(draft),
-    )
+    try:
+        spaces = compare(
+            target_tokenizer,
+            draft_tokenizer,
+            target_size=_num_ids(target),
+            draft_size=_num_ids(draft),
+            target_eos_ids=_ends(target),
+            draft_eos_ids=_ends(draft),
+        )
+    except Exception:  # noqa: BLE001  tokenizers of other makes may lack anything, and then count as not found
+        return Pairing(has_target=True)
     return Pairing(spaces=spaces if spaces.kind != "same" else None, is_known=True, has_target=True)
 
 
@@ -101,8 +105,7 @@ def _ends(model: PreTrainedModel) -> tuple[int, ...]:
 def _found(source: Source) -> Any:
     """Return a tokenizer, None where there is none on this machine that can be used."""
     if source.tokenizer is not None:
-        # A processor holds the tokenizer of its text.
-        tokenizer = getattr(source.tokenizer, "tokenizer", source.tokenizer)
+        tokenizer = _inner(source.tokenizer)
     elif source.name:
         try:
             tokenizer = AutoTokenizer.from_pretrained(
@@ -115,7 +118,12 @@ def _found(source: Source) -> Any:
             return None
     else:
         return None
-    return tokenizer if callable(getattr(tokenizer, "get_vocab", None)) and len(tokenizer) > 1 else None
+    return tokenizer if callable(getattr(tokenizer, "get_vocab", None)) else None
+
+
+def _inner(tokenizer: Any) -> Any:
+    """Return a tokenizer; a processor holds that of its text."""
+    return getattr(tokenizer, "tokenizer", tokenizer)
 
 
 def _is_one_file(one: Source, other: Source) -> bool:
@@ -130,5 +138,6 @@ def _is_one_file(one: Source, other: Source) -> bool:
             for source in (one, other)
         ]
         return None not in paths and filecmp.cmp(str(paths[0]), str(paths[1]), shallow=False)
-    except OSError:
+    except (OSError, ValueError):
+        # No such file, or a name that can be none of a repository's.
         return False

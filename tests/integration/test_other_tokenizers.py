@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import tokenizers_of_text as trained
 import torch
 from integration.comparing import KINDS, Fresh, assert_same_ids, fresh, outcomes_of, plain
-from integration.harness import build_gpt2, state_of, token_after
+from integration.harness import admit, build_gpt2, spoiled, state_of, token_after
 from tokenizers import AddedToken, Tokenizer, decoders
 from tokenizers import models as kinds_of_tokenizer
 from transformers import (
@@ -33,6 +34,7 @@ import models
 from hf_specdec import SpeculationStats, SpeculationWarning, SpeculativeConfig
 from hf_specdec.controller import FixedDraftLength
 from hf_specdec.demo import load_demo_pair
+from hf_specdec.drafters.translation import Translator
 from hf_specdec.engine import phases
 from hf_specdec.errors import IncompatibleDraftError, InvalidConfigError
 from hf_specdec.pairing import tokenizers
@@ -232,6 +234,54 @@ def test_a_draft_whose_own_context_ends(space: str) -> None:
         )
     assert_same_ids(output.sequences, plain(pair.target, inputs, max_new_tokens=40))
     assert output.speculation.num_draft_tokens > 0
+
+
+# --- what goes wrong ------------------------------------------------------------------------------------------------
+
+
+@in_both_spaces
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_broken_draft_leaves_the_text_as_it_is(space: str, value: float) -> None:
+    pair = Pair("identical")
+    admit(pair.draft)
+    inputs = inputs_of(pair)
+    settings = pair.settings(space)
+    settings["speculative_config"] = replace(settings["speculative_config"], strict=False)
+    with spoiled(pair.draft, 4, value), pytest.warns(SpeculationWarning, match="NaN or infinite"):
+        output = pair.target.generate(
+            **inputs,
+            **settings,
+            do_sample=False,
+            max_new_tokens=20,
+            pad_token_id=1,
+            num_draft_tokens=3,
+            return_dict_in_generate=True,
+        )
+    assert_same_ids(output.sequences, plain(pair.target, inputs, max_new_tokens=20, pad_token_id=1))
+
+
+@in_both_spaces
+@pytest.mark.parametrize("at", [1, 2, 7])
+def test_a_broken_tokenizer_leaves_the_text_as_it_is(space: str, at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair("unrelated")
+    inputs = inputs_of(pair, PROMPTS[:1])
+    settings = pair.settings(space)
+    settings["speculative_config"] = replace(settings["speculative_config"], strict=False)
+    calls, name = itertools.count(1), "read" if space == "shared" else "reread"
+    read = getattr(Translator, name)
+
+    def failing(*args: Any) -> None:
+        if next(calls) >= at:
+            raise LookupError("no such token")
+        read(*args)
+
+    monkeypatch.setattr(Translator, name, failing)
+    with pytest.warns(SpeculationWarning, match="no such token"):
+        output = pair.target.generate(
+            **inputs, **settings, do_sample=False, max_new_tokens=20, num_draft_tokens=3, return_dict_in_generate=True
+        )
+    assert_same_ids(output.sequences, plain(pair.target, inputs, max_new_tokens=20))
+    assert len(output.speculation.fallbacks) == 1
 
 
 # --- probes ---------------------------------------------------------------------------------------------------------
