@@ -391,8 +391,7 @@ class Branches:
             self.path.append((choice + 1, count))
 
 
-@in_both_spaces
-@pytest.mark.parametrize("seed", [1, 4])
+@pytest.mark.parametrize(("space", "seed"), [("shared", 1), ("text", 1), ("text", 4)])
 def test_the_law_is_the_targets_by_enumeration(space: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every way that the random numbers of a call can fall is taken; their probabilities give the law exactly."""
     tokenizer = characters({"a": 0, "b": 1, "ab": 2}, [("a", "b")])
@@ -422,6 +421,14 @@ def test_the_law_is_the_targets_by_enumeration(space: str, seed: int, monkeypatc
                 break
         return rule(draft_ids, draft_probs, target_probs, torch.tensor([uniforms]) * (1 - 1e-6))
 
+    told, tell = set(), Translator.tell
+
+    def noted(*args: Any) -> list[int]:
+        tokens = tell(*args)
+        told.add(len(tokens))
+        return tokens
+
+    monkeypatch.setattr(Translator, "tell", noted)
     monkeypatch.setattr(torch, "multinomial", multinomial)
     monkeypatch.setattr(phases, "token_verification", verification)
     prompt, num_tokens = torch.tensor([[0, 1, 2]]), 3 if space == "shared" else 4
@@ -446,6 +453,8 @@ def test_the_law_is_the_targets_by_enumeration(space: str, seed: int, monkeypatc
         law[text] = law.get(text, 0.0) + branches.probability
         proposed |= outcomes_of(output.speculation.rounds)
     assert {"none", "full"} <= proposed
+    # One draft often has nothing to say that the target could read; then the row is filled up.
+    assert space == "shared" or (0 in told) == (seed == 4)
     assert math.isclose(sum(law.values()), 1.0, abs_tol=1e-6)
     for text in itertools.product(range(3), repeat=num_tokens):
         with torch.no_grad():
