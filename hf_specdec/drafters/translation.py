@@ -75,9 +75,7 @@ class Translator:
         """Translate between the two sides of `spaces`; `ends` are the target's tokens that end a text."""
         self.spaces = spaces
         self.ends = frozenset(ends)
-        # sync: none, both were made on the host; once per call.
-        self.to_draft: list[int] = spaces.target_to_draft.tolist()
-        self.to_target: list[int] = spaces.draft_to_target.tolist()  # sync: none, likewise.
+        self.to_draft, self.to_target = spaces.ids_of_draft, spaces.ids_of_target
         roles = spaces.draft.roles
         # What a text starts with where the draft has no token for its start.
         self.start_id = roles.get("bos", roles.get("eos", roles.get("pad", 0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -19,7 +20,7 @@ SMALLEST_SPELLABLE_PART = 0.5
 NOTHING = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)  # without slots, for what is derived once
 class TokenSpaces:
     """Two tokenizers compared.
 
@@ -57,7 +58,17 @@ class TokenSpaces:
         """Whether the draft can read and write the target's text in tokens of its own."""
         return self.num_spellable >= SMALLEST_SPELLABLE_PART * self.num_texts > 0
 
-    @property
+    @cached_property
+    def ids_of_draft(self) -> list[int]:
+        """The same as `target_to_draft`, for the host."""
+        return self.target_to_draft.tolist()
+
+    @cached_property
+    def ids_of_target(self) -> list[int]:
+        """The same as `draft_to_target`, for the host."""
+        return self.draft_to_target.tolist()
+
+    @cached_property
     def proposable(self) -> Tensor:
         """Whether a draft may propose a token of the target: `[target ids]` bool.
 
