@@ -16,6 +16,9 @@ from transformers.generation.utils import GenerateEncoderDecoderOutput
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.controller import DraftLengthController, FixedDraftLength
 from hf_specdec.drafters.model import ModelDrafter
+from hf_specdec.drafters.shared_tokens import SharedTokensDrafter
+from hf_specdec.drafters.text import TextDrafter
+from hf_specdec.drafters.translation import Translator, chosen_space
 from hf_specdec.engine.host import Prefill, prefill, sample_plainly
 from hf_specdec.engine.loop import speculative_decode
 from hf_specdec.engine.session import Request, Session
@@ -24,6 +27,7 @@ from hf_specdec.learned import health_of, lent_controller, sampling_key
 from hf_specdec.loading import quantization_of, suspicions_of
 from hf_specdec.metrics import SpeculationStats, added_up
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput
+from hf_specdec.pairing.compat import TokenSpaces
 from hf_specdec.refusals import Settings, refuse_embeddings_alone
 from hf_specdec.routing import (
     Lanes,
@@ -32,6 +36,7 @@ from hf_specdec.routing import (
     lanes_for,
     lanes_once_prepared,
     prepared_kind,
+    tokenizer_obstacle,
 )
 
 
@@ -54,14 +59,22 @@ class Call:
     user_cache: Any
     started: float
     pairing: str = ""
+    spaces: TokenSpaces | None = None
     told: list[SpeculationStats] = field(default_factory=list)
 
 
 def generate_with_draft(call: Call) -> Any:
     """Run the call and return what `generate` returns."""
     lanes = lanes_for(call.model, call.draft, call.arguments, call.settings, call.user_cache)
-    if lanes.reason:
-        return _plain(call, lanes.reason)
+    reason = lanes.reason
+    if call.spaces is not None and (obstacle := tokenizer_obstacle(call.model, call.draft, call.arguments)):
+        if call.spaces.differs_in_specials_only:
+            # Such a draft, of Whisper's family say, misreads a few tokens and is no worse for it than slower.
+            call.spaces = None
+        else:
+            reason = reason or obstacle
+    if reason:
+        return _plain(call, reason)
     _take_stop_strings(call.arguments, call.settings)
 
     # The host reads the names of this signature: what it does not find in it reaches us through the closure instead.
@@ -115,6 +128,7 @@ def _decode(
             model, input_ids, logits_processor, stopping_criteria, generation_config, streamer, prepared
         )
         return _with_plain_stats(output, chosen.reason, call.started, input_ids.shape[1])
+    token_space = _token_space(call, input_ids, prepared, do_sample=bool(generation_config.do_sample))
     with ExitStack() as loans:
         request = Request(
             model=model,
@@ -126,8 +140,8 @@ def _decode(
             streamer=streamer,
             user_cache=call.user_cache,
             config=call.config,
-            make_controller=lambda session: _controller(call, session, loans),
-            make_drafter=lambda session: _drafter(call, session, chosen.draft, inputs_tensor),
+            make_controller=lambda session: _controller(call, session, loans, token_space),
+            make_drafter=lambda session: _drafter(call, session, chosen.draft, inputs_tensor, token_space),
             target_lane=chosen.target,
             draft_lane=chosen.draft,
             started=call.started,
@@ -144,25 +158,37 @@ def _without_stats(call: Call, output: Any) -> Any:
     return type(output)(**{name: value for name, value in output.items() if name != "speculation"})
 
 
-def _controller(call: Call, session: Session, loans: ExitStack) -> DraftLengthController:
+def _token_space(call: Call, input_ids: torch.Tensor, prepared: dict[str, Any], *, do_sample: bool) -> str:
+    """Return how the draft proposes: "same", "shared" or "text"."""
+    if call.spaces is None:
+        return "same"
+    mask = None if call.model.config.is_encoder_decoder else prepared.get("attention_mask")
+    return chosen_space(call.spaces, call.config.token_space, input_ids, mask, do_sample=do_sample)
+
+
+def _controller(call: Call, session: Session, loans: ExitStack, token_space: str) -> DraftLengthController:
     config = call.config
     if config.num_draft_tokens != "auto":
         return FixedDraftLength(config.num_draft_tokens)
     is_lockstep, num_rows = session.stats.is_lockstep, session.stats.num_rows
     key = sampling_key(
-        session.request.generation_config, config.verification, is_lockstep=is_lockstep, num_rows=num_rows
+        session.request.generation_config,
+        config.verification,
+        is_lockstep=is_lockstep,
+        num_rows=num_rows,
+        token_space=token_space,
     )
     return loans.enter_context(lent_controller(call.model, call.draft, key, config.controller_hints))
 
 
-def _drafter(call: Call, session: Session, lane: str, encoder_input: Any) -> ModelDrafter:
-    draft, arguments = call.draft, call.arguments
-    sequences, request = session.sequences, session.request
+def _drafter(call: Call, session: Session, lane: str, encoder_input: Any, token_space: str) -> ModelDrafter:
+    draft, sequences, request = call.draft, session.sequences, session.request
     session.stats.draft_pairing = call.pairing
     session.stats.draft_quantization, session.stats.draft_quantization_reason = quantization_of(draft)
+    session.stats.token_space = token_space
     num_columns = sequences.num_prompt_columns
     mask = request.model_kwargs.get("attention_mask") if not request.model.config.is_encoder_decoder else None
-    inputs = draft_inputs(draft, request.model, arguments, request.model_kwargs, encoder_input, sequences.num_rows)
+    inputs = draft_inputs(draft, request.model, call.arguments, request.model_kwargs, encoder_input, sequences.num_rows)
     if inputs:
         choice = draft_choice_with_prompt(draft, inputs, sequences.buffer[:, :num_columns], mask)
         if choice.lane == "plain":
@@ -170,18 +196,22 @@ def _drafter(call: Call, session: Session, lane: str, encoder_input: Any) -> Mod
         lane = session.stats.draft_lane = choice.lane
     if sequences.num_rows != len(sequences.rows) and mask is not None:
         mask = mask[sequences.rows]
-    return ModelDrafter(
-        draft,
-        sequences,
-        plan=session.plan.for_draft(),
-        do_sample=session.do_sample,
-        vocab_size=session.vocab_size,
+    settings: dict[str, Any] = {
+        "plan": session.plan.for_draft(),
+        "do_sample": session.do_sample,
+        "vocab_size": session.vocab_size,
         # An earlier turn's part of the mask belongs to tokens that the draft never sees.
-        attention_mask=mask[:, -num_columns:] if mask is not None else None,
-        capacity=sequences.buffer.shape[1],
-        lane=lane,
-        inputs=inputs,
-    )
+        "attention_mask": mask[:, -num_columns:] if mask is not None else None,
+        "capacity": sequences.buffer.shape[1],
+        "lane": lane,
+    }
+    if call.spaces is None:
+        return ModelDrafter(draft, sequences, inputs=inputs, **settings)
+    session.stats.num_shared_tokens = call.spaces.num_shared
+    kind = SharedTokensDrafter if token_space == "shared" else TextDrafter
+    ends = request.generation_config.eos_token_id
+    translator = Translator(call.spaces, ends if isinstance(ends, list) else [] if ends is None else [ends])
+    return kind(draft, sequences, translator=translator, **settings)
 
 
 def _plain(call: Call, reason: str) -> Any:

@@ -15,6 +15,7 @@ LONGEST_ADAPTIVE_DRAFT = 16
 
 _Verification = Literal["block", "token"]
 DraftQuantization = Literal["auto", "none", "nf4", "fp4", "int8"]
+_TokenSpace = Literal["auto", "shared", "text"]
 
 FOREIGN_SPELLINGS: dict[str, str] = {
     "num_assistant_tokens": "num_draft_tokens",  # transformers
@@ -51,6 +52,11 @@ class SpeculativeConfig:
         draft_quantization: How a draft that is given by name is stored in memory: "none" is the target's dtype, "nf4",
             "fp4" and "int8" are bitsandbytes' formats, and "auto" is "none" where that fits and "nf4" where it does
             not. A checkpoint that is quantized already is loaded as it is.
+        draft_tokenizer: The draft's tokenizer, where it is another than the target's; None looks for it where the draft
+            came from, on this machine alone. The target's is `tokenizer` of `generate`, or is looked for likewise.
+        token_space: How a draft with another tokenizer proposes. "shared" drafts in the tokens that both have, "text"
+            drafts in the draft's own and splits the text anew, and "auto" is "text" where nothing is sampled and the
+            draft writes the prompt in fewer tokens than the target, else "shared".
         controller_hints: What "auto" learned about this pair elsewhere, `output.speculation.controller_hints`, to start
             from; it goes on learning.
 
@@ -70,6 +76,8 @@ class SpeculativeConfig:
     trust_remote_code: bool = False
     draft_revision: str | None = None
     draft_quantization: DraftQuantization = "auto"
+    draft_tokenizer: Any = field(default=None, hash=False, repr=False)
+    token_space: _TokenSpace = "auto"
     controller_hints: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
@@ -79,6 +87,8 @@ class SpeculativeConfig:
         _check_choice(
             "draft_quantization", self.draft_quantization, get_args(DraftQuantization), "to choose by free memory"
         )
+        _check_choice("token_space", self.token_space, get_args(_TokenSpace), "to choose by the prompt")
+        _check_draft_tokenizer(self.draft_tokenizer)
         _check_bool("strict", self.strict)
         _check_bool("trust_remote_code", self.trust_remote_code)
         _check_on_round(self.on_round)
@@ -178,6 +188,14 @@ def _check_draft_revision(value: object) -> None:
         raise InvalidConfigError(
             f"`draft_revision` must be a non-empty string or None, but is {_describe(value)}. "
             "Pass a branch, tag or commit of the draft's repository."
+        )
+
+
+def _check_draft_tokenizer(value: object) -> None:
+    if value is not None and not all(callable(getattr(value, name, None)) for name in ("encode", "get_vocab")):
+        raise InvalidConfigError(
+            f"`draft_tokenizer` must be a transformers tokenizer or None, but is {_describe(value)}. Load it with "
+            "`AutoTokenizer.from_pretrained`."
         )
 
 

@@ -18,7 +18,7 @@ from hf_specdec.call import Call, generate_with_draft
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.errors import UnsupportedGenerationError
 from hf_specdec.learned import forget_learned
-from hf_specdec.loading import forget_drafts
+from hf_specdec.loading import compared_tokens, forget_drafts
 from hf_specdec.matching import forget_pairings, match_draft, says_length
 from hf_specdec.quiet import quiet
 from hf_specdec.refusals import (
@@ -51,7 +51,7 @@ class SpeculativeGenerationMixin(GenerationMixin):
         Args:
             *args: As for the host's `generate`.
             **kwargs: As for the host's `generate`, and:
-                `draft_model`: a loaded causal LM of the target's token space, or the Hub id or folder of one; a
+                `draft_model`: a loaded causal LM, or the Hub id or folder of one, with whichever tokenizer; a
                 `DraftPairing`, or the Hub id or folder of one; or "auto", to look up what is known to suit the target;
                 `num_draft_tokens`: tokens drafted per round, 1 to 256, or "auto" (the default) to let it adapt;
                 `speculative_config`: a `SpeculativeConfig` or a dict of its fields.
@@ -242,6 +242,7 @@ def _generate(model: Any, host_generate: Callable[..., Any], args: tuple[Any, ..
         call = Call(
             model=model,
             draft=matched.draft,
+            spaces=compared_tokens(model, matched.draft, matched.config, arguments.get("tokenizer")),
             host_generate=host_generate,
             has_own_generate=_has_own_generate(model),
             arguments=arguments,

@@ -29,7 +29,9 @@ _healths: weakref.WeakKeyDictionary[PreTrainedModel, _Healths] = weakref.WeakKey
 _lock = threading.Lock()
 
 
-def sampling_key(config: GenerationConfig, verification: str, *, is_lockstep: bool, num_rows: int) -> Hashable:
+def sampling_key(
+    config: GenerationConfig, verification: str, *, is_lockstep: bool, num_rows: int, token_space: str = "same"
+) -> Hashable:
     """Return what tells calls apart that should not learn from each other.
 
     Args:
@@ -37,9 +39,10 @@ def sampling_key(config: GenerationConfig, verification: str, *, is_lockstep: bo
         verification: "block" or "token".
         is_lockstep: Whether all rows commit the same number of tokens; then it matters how many they are.
         num_rows: Rows in the batch.
+        token_space: "same", "shared" or "text".
     """
     shape = tuple(getattr(config, name, None) for name in SHAPING) if config.do_sample else ()
-    return shape, verification if config.do_sample else "", num_rows if is_lockstep else 0
+    return shape, verification if config.do_sample else "", num_rows if is_lockstep else 0, token_space
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 from transformers.utils.peft_utils import find_adapter_config_file
 
 from hf_specdec.config import SpeculativeConfig
@@ -29,8 +29,10 @@ from hf_specdec.memory import (
     skeleton_of,
     weight_bytes,
 )
+from hf_specdec.pairing.compat import TokenSpaces
+from hf_specdec.pairing.tokenizers import Source, pairing_of
 from hf_specdec.placement import device_of, last_device_of
-from hf_specdec.quality import suspicion
+from hf_specdec.quality import damage_by_quantization
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +92,7 @@ def check_compatibility(target: PreTrainedModel, draft: PreTrainedModel) -> None
     """Refuse a draft that could never propose for `target`.
 
     Raises:
-        IncompatibleDraftError: It generates nothing, has an encoder, has no weights, or has another vocabulary.
+        IncompatibleDraftError: It generates nothing, has an encoder, or has no weights.
     """
     name = type(draft).__name__
     if not callable(getattr(draft, "generate", None)) or not draft.can_generate():
@@ -114,11 +116,61 @@ def check_compatibility(target: PreTrainedModel, draft: PreTrainedModel) -> None
             f"`draft_model` must have its weights loaded, but {name} is on the meta device. Load it with "
             "`from_pretrained`."
         )
+
+
+def compared_tokens(
+    target: PreTrainedModel, draft: PreTrainedModel, config: SpeculativeConfig, tokenizer: Any
+) -> TokenSpaces | None:
+    """Return how two different tokenizers of target and draft compare.
+
+    Args:
+        target: The target.
+        draft: The draft, as `resolve_draft` returned it.
+        config: Gives `draft_tokenizer`, `token_space`, `draft_revision` and `trust_remote_code`.
+        tokenizer: The target's, if the caller gave it.
+
+    Returns:
+        None where both have the same tokenizer, or where one of them is not known; then ids are taken to mean the same.
+
+    Raises:
+        IncompatibleDraftError: The tokenizers have too little in common, or the vocabularies of unknown ones differ too
+            much in size, or `draft_tokenizer` was given and the target's tokenizer cannot be found.
+    """
+    pairing = pairing_of(
+        target,
+        draft,
+        Source(tokenizer=tokenizer, name=target.name_or_path or ""),
+        Source(
+            tokenizer=config.draft_tokenizer,
+            name=draft.name_or_path or "",
+            revision=config.draft_revision,
+            trust_remote_code=config.trust_remote_code,
+        ),
+    )
+    if config.draft_tokenizer is not None and not pairing.is_known:
+        raise IncompatibleDraftError(
+            "`draft_tokenizer` is compared with the target's tokenizer, but "
+            + (
+                f"it is no usable one ({type(config.draft_tokenizer).__name__})"
+                if pairing.has_target
+                else f"none of the target's was given or found on this machine as {target.name_or_path!r}"
+            )
+            + ". Pass both: `tokenizer=` to `generate`, `draft_tokenizer` in `speculative_config`."
+        )
+    if pairing.spaces is not None:
+        pairing.spaces.refuse_strangers(config.token_space)
+    elif not pairing.is_known:
+        _refuse_other_sizes(target, draft)
+    return pairing.spaces
+
+
+def _refuse_other_sizes(target: PreTrainedModel, draft: PreTrainedModel) -> None:
     sizes = [model.config.get_text_config(decoder=True).vocab_size for model in (target, draft)]
     if min(sizes) < SMALLEST_SHARED_VOCABULARY * max(sizes):
         raise IncompatibleDraftError(
             f"Target and draft must share a tokenizer, but the target's vocabulary has {sizes[0]} entries and the "
-            f"draft's has {sizes[1]}. Choose a draft of the target's family."
+            f"draft's has {sizes[1]}. Choose a draft of the target's family, or pass both tokenizers: `tokenizer=` to "
+            "`generate`, and `draft_tokenizer` in `speculative_config`."
         )
 
 
@@ -150,10 +202,11 @@ def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreT
             "`draft_model` must be a loaded model, or the Hub id or local folder of a causal LM, but there is no "
             f"folder {name!r}. Check the path."
         )
-    settings: dict[str, Any] = {
+    source: dict[str, Any] = {
         "revision": config.draft_revision or "main",
         "trust_remote_code": config.trust_remote_code,
     }
+    settings = dict(source)
     choice, is_to_be_quantized = _quantization_for(target, name, config)
     if is_to_be_quantized:
         settings["quantization_config"] = bitsandbytes_config(choice.quantization, target.dtype)
@@ -171,7 +224,11 @@ def _load(target: PreTrainedModel, name: str, config: SpeculativeConfig) -> PreT
     ready: PreTrainedModel = _placed(draft, last_device_of(target)).eval()
     _reasons[ready] = choice.reason
     if is_to_be_quantized:
-        _look_for_damage(ready, name, target, choice.quantization, config)
+        devices = (last_device_of(target), torch.device("cpu"))
+        found = damage_by_quantization(ready, name, choice.quantization, devices, settings=source)
+        if found is not None:
+            _suspicions[ready] = found
+            logger.warning(found)
     return ready
 
 
@@ -229,36 +286,6 @@ def _unquantized(config: Any) -> Any:
     bare = copy.deepcopy(config)
     vars(bare).pop("quantization_config", None)
     return bare
-
-
-def _look_for_damage(
-    draft: PreTrainedModel, name: str, target: PreTrainedModel, quantization: str, config: SpeculativeConfig
-) -> None:
-    """Note and log what quantizing may have done to a draft; without a tokenizer nothing can be said."""
-    settings: dict[str, Any] = {
-        "revision": config.draft_revision or "main",
-        "trust_remote_code": config.trust_remote_code,
-    }
-
-    def load_unquantized() -> PreTrainedModel | None:
-        needed = weight_bytes(skeleton_of(AutoConfig.from_pretrained(name, **settings), target.dtype))
-        for device in dict.fromkeys((last_device_of(target), torch.device("cpu"))):
-            if fits(needed, free_bytes(device)):
-                model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                    name, dtype=target.dtype, use_safetensors=True, device_map={"": device}, **settings
-                ).eval()
-                return model
-        return None
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **settings)
-        found = suspicion(draft, quantization, tokenizer, load_unquantized)
-    except Exception as error:  # noqa: BLE001  an answer does not hang on this
-        logger.debug("The quantized draft %r could not be tried on a text: %s", name, in_short(error))
-        return
-    if found is not None:
-        _suspicions[draft] = found
-        logger.warning(found)
 
 
 def _too_large(name: str, sizes: dict[str, int], free: int, device: torch.device, asked: str) -> str:

@@ -41,6 +41,8 @@ _DERIVED_NUMBERS = (
     "tokens_per_second",
 )
 
+_TOKEN_SPACES = {"shared": "shared tokens", "text": "tokens of its own"}
+
 
 class _Record:
     """What records share: the way to JSON types and back."""
@@ -164,6 +166,9 @@ class SpeculationStats:
         draft_quantization_reason: Why.
         draft_suspicions: Signs that the draft is broken, one text each, as far as known of it at the end of the call.
         draft_pairing: The pairing that chose the draft, and how the tokenizers compare; empty without one.
+        token_space: In which tokens the draft proposed: "same" (its tokenizer is the target's), "shared" (in the tokens
+            that both tokenizers have) or "text" (in its own, and the text was split anew).
+        num_shared_tokens: Tokens that both tokenizers have, special ones apart; 0 where they are the same.
         num_replayed_tokens: Tokens the target read again at the head of a verification, to bring a recurrent state
             back to where it was before rejected tokens.
         num_replay_forwards: Forwards of the target that only did that; counted among `num_target_forwards`.
@@ -189,6 +194,8 @@ class SpeculationStats:
     draft_quantization_reason: str = ""
     draft_suspicions: list[str] = field(default_factory=list)
     draft_pairing: str = ""
+    token_space: str = "same"
+    num_shared_tokens: int = 0
     num_replayed_tokens: int = 0
     num_replay_forwards: int = 0
     verification: str = "block"
@@ -339,7 +346,8 @@ class SpeculationStats:
                 f"overhead {self.overhead_seconds:.2f} s",
                 f"{self.lane} lane, {self.verification} verification"
                 + (", lockstep" if self.is_lockstep else "")
-                + (f", draft in {self.draft_quantization}" if self.draft_quantization != "none" else ""),
+                + (f", draft in {self.draft_quantization}" if self.draft_quantization != "none" else "")
+                + (f", draft in {_TOKEN_SPACES[self.token_space]}" if self.token_space in _TOKEN_SPACES else ""),
                 *(f"fallback: {reason}" for reason in self.fallbacks),
                 *(f"suspicion: {text}" for text in self.draft_suspicions),
             ]

@@ -38,7 +38,7 @@ def refuse_settings_without_draft(ours: dict[str, Any]) -> None:
 
 
 def refuse_foreign_spellings(arguments: dict[str, Any]) -> None:
-    """Refuse other libraries' names of the draft length, which would be ignored without a word.
+    """Refuse other libraries' names of our settings, which would be ignored without a word.
 
     Raises:
         InvalidConfigError: One was given.
@@ -49,6 +49,11 @@ def refuse_foreign_spellings(arguments: dict[str, Any]) -> None:
                 f"With `draft_model` the draft length is called `{ours}`, but `{name}={arguments[name]!r}` was given. "
                 f"Pass `{ours}={arguments[name]!r}`."
             )
+    if arguments.get("assistant_tokenizer") is not None:
+        raise InvalidConfigError(
+            "With `draft_model` the draft's tokenizer is a setting of ours, but `assistant_tokenizer` was given. Pass "
+            "`speculative_config=SpeculativeConfig(draft_tokenizer=...)`."
+        )
 
 
 class Settings:

@@ -77,6 +77,15 @@ def lanes_for(
     return Lanes(target=target.lane, draft=drafting.lane)
 
 
+def tokenizer_obstacle(model: PreTrainedModel, draft: PreTrainedModel, arguments: dict[str, Any]) -> str:
+    """Return why a draft with another tokenizer cannot read a call's prompt, empty if it can."""
+    if prompt_kind(draft, _accepted(draft, arguments)):
+        return "a draft with another tokenizer reads text alone, and this one is to read more"
+    if prompt_kind(model, arguments) not in ("", "encoder"):
+        return "a draft with another tokenizer reads text alone, and the prompt holds more"
+    return ""
+
+
 def lanes_once_prepared(
     lanes: Lanes,
     model: PreTrainedModel,

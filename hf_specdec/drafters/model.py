@@ -26,6 +26,11 @@ JUDGED_AT_ONCE = 32
 class ModelDrafter:
     """Runs K draft steps per round; its law follows the target's because it uses the same processors."""
 
+    # Whether `propose` asks after each token if it goes on.
+    asks_midway = True
+    # Committed tokens at the end that may still be read otherwise.
+    num_open = 0
+
     def __init__(
         self,
         model: Any,
@@ -54,6 +59,8 @@ class ModelDrafter:
         """
         self.model = model
         self.sequences = sequences
+        # What the draft reads: the same tokens.
+        self.own = sequences
         self.plan = plan
         self.do_sample = do_sample
         self.vocab_size = vocab_size
@@ -84,37 +91,36 @@ class ModelDrafter:
         """Return how many tokens still fit into the draft's own context."""
         if self.max_positions is None:
             return None
-        return max(0, self.max_positions - max(self.sequences.lengths))
+        return max(0, self.max_positions - max(self.own.lengths))
 
     def num_unread(self) -> int:
         """Return how many tokens `catch_up` would read; a few that the first step can take along do not count."""
         if self.lane is None:
-            return max(self.sequences.lengths) - 1
+            return max(self.own.lengths) - 1
         num_missing = self._num_missing()
         return num_missing - 1 if num_missing > LONGEST_FIRST_STEP else 0
 
     def catch_up(self) -> None:
         """Read all committed tokens but the last, which the first step reads."""
         if self.lane is None:
-            self._prefill(min(self.sequences.lengths) - 1)
+            self._prefill(min(self.own.lengths) - 1)
         self._read(num_left=1)
 
     def propose(self, num_draft_tokens: int, goes_on: Callable[[Tensor], bool] | None = None) -> Proposal:
         """Take up to `num_draft_tokens` steps, the first over all committed tokens that are still unread."""
-        sequences = self.sequences
-        assert self.lane is not None, "catching up opens the lane"
-        lengths = sequences.lengths
+        own = self.own
+        lengths = own.lengths
         self._proposed_at = lengths
-        self.lane.settle(min(lengths))
+        self._settle()
         # Rows that lack fewer tokens write a known one again: nothing changes and the batch stays rectangular.
         num_missing = self._num_missing()
-        span = sequences.span(-num_missing, num_missing)
-        tokens = sequences.read(span, num_missing)
+        span = own.span(-num_missing, num_missing)
+        tokens = own.read(span, num_missing)
         chosen: list[Tensor] = []
         laws: list[Tensor] = []
         broken: list[Tensor] = []
         for step in range(num_draft_tokens):
-            scores = self.plan.run(self._fitted(self._logits(tokens, span, 1)), sequences, step)[:, 0]
+            scores = self._scored(self._logits(tokens, span, 1), step)
             token, law, is_broken = self._choose(scores)
             chosen.append(token)
             broken.append(is_broken)
@@ -123,9 +129,9 @@ class ModelDrafter:
             # lossless: the token just drawn stays, whatever is decided about the next one.
             if (goes_on is not None and not goes_on(_confidence(scores, law))) or step + 1 == num_draft_tokens:
                 break
-            span, tokens = sequences.span(step, 1), token[:, None]
+            span, tokens = own.span(step, 1), self._as_read(token)[:, None]
             if self.plan.reads_prefix:
-                sequences.write(span, tokens)
+                self.sequences.write(self.sequences.span(step, 1), token[:, None])
         self._num_proposed = len(chosen)
         return Proposal(
             token_ids=torch.stack(chosen, dim=1),
@@ -135,15 +141,8 @@ class ModelDrafter:
 
     def shadow(self, num_tokens: int) -> Shadow:
         """Read the committed tokens in at most two forwards and judge the last `num_tokens` of them."""
+        logits = self._logits_before_last(num_tokens)
         sequences = self.sequences
-        if self.lane is None:
-            self._prefill(min(sequences.lengths) - num_tokens - 1)
-        assert self.lane is not None, "the prefill opens the lane"
-        self.lane.settle(min(sequences.lengths))
-        self._read(num_left=num_tokens + 1)
-        span = sequences.span(-num_tokens - 1, num_tokens)
-        logits = self._logits(sequences.read(span, num_tokens), span, num_tokens)
-        self._note_read(num_left=1)
         texts = sequences.read(sequences.span(-num_tokens, num_tokens), num_tokens)
         pairs = zip(logits.split(JUDGED_AT_ONCE, dim=1), texts.split(JUDGED_AT_ONCE, dim=1), strict=True)
         parts = [
@@ -157,9 +156,9 @@ class ModelDrafter:
 
     def commit(self, num_kept: Sequence[int]) -> None:
         """Roll back: the last drafted token was never fed, and rejected ones do not count."""
-        for position, (row, kept) in enumerate(zip(self.sequences.rows, num_kept, strict=True)):
+        for position, (row, kept) in enumerate(zip(self.own.rows, num_kept, strict=True)):
             fed = self._proposed_at[position] + min(kept, self._num_proposed - 1)
-            self._cached[position] = min(fed, self.sequences.length_of(row) - 1)
+            self._cached[position] = min(fed, self.own.length_of(row) - 1)
 
     def rows_left(self, kept: Sequence[int]) -> None:
         """Drop the rows that finished."""
@@ -171,16 +170,33 @@ class ModelDrafter:
         self.lane.select_rows(torch.tensor(kept, device=self.lane.device))
         self._cached = [self._cached[position] for position in kept]
 
+    def _settle(self) -> None:
+        """Tell the lane which tokens will never be taken back."""
+        assert self.lane is not None, "catching up opens the lane"
+        self.lane.settle(min(self.own.lengths) - self.num_open)
+
+    def _logits_before_last(self, num_tokens: int) -> Tensor:
+        """Read the committed tokens; return the logits `[B, num_tokens, V]` that the last of them followed from."""
+        own = self.own
+        if self.lane is None:
+            self._prefill(min(own.lengths) - num_tokens - 1)
+        self._settle()
+        self._read(num_left=num_tokens + 1)
+        span = own.span(-num_tokens - 1, num_tokens)
+        logits = self._logits(own.read(span, num_tokens), span, num_tokens)
+        self._note_read(num_left=1)
+        return logits
+
     def _num_missing(self) -> int:
         """Return the most committed tokens that any row's cache lacks."""
-        return max(length - cached for length, cached in zip(self.sequences.lengths, self._cached, strict=True))
+        return max(length - cached for length, cached in zip(self.own.lengths, self._cached, strict=True))
 
     def _prefill(self, num_columns: int) -> None:
         """Open the lane by reading the prompt, and of what follows as much as `num_columns` says."""
-        num_prompt_columns = self.sequences.num_prompt_columns
+        num_prompt_columns = self.own.num_prompt_columns
         # What belongs to an image or a sound is laid out over the prompt alone.
         num_columns = num_prompt_columns if self.inputs else max(num_columns, num_prompt_columns)
-        tokens = self._embeddable(self.sequences.buffer[:, :num_columns])
+        tokens = self._embeddable(self.own.buffer[:, :num_columns])
         mask = self.attention_mask
         if mask is not None:
             mask = torch.nn.functional.pad(mask, (0, num_columns - num_prompt_columns), value=1)
@@ -189,7 +205,7 @@ class ModelDrafter:
         else:
             prefill = prefill_by_host(self.model, **self._prompt_arguments(tokens, mask))
             self.lane = CompatibleLane(self.model, prefill, is_draft=True)
-        self._cached = [num_columns] * len(self.sequences.rows)
+        self._cached = [num_columns] * len(self.own.rows)
 
     def _read(self, num_left: int) -> None:
         """Feed committed tokens until each row lacks at most the last `num_left`."""
@@ -197,14 +213,13 @@ class ModelDrafter:
         num_tokens = num_missing - num_left
         if num_tokens < 1:
             return
-        assert self.lane is not None, "the prefill opens the lane"
-        self.lane.settle(min(self.sequences.lengths))
-        span = self.sequences.span(-num_missing, num_tokens)
-        self._logits(self.sequences.read(span, num_tokens), span, 1)
+        self._settle()
+        span = self.own.span(-num_missing, num_tokens)
+        self._logits(self.own.read(span, num_tokens), span, 1)
         self._note_read(num_left)
 
     def _note_read(self, num_left: int) -> None:
-        pairs = zip(self._cached, self.sequences.lengths, strict=True)
+        pairs = zip(self._cached, self.own.lengths, strict=True)
         self._cached = [max(cached, length - num_left) for cached, length in pairs]
 
     def _logits(self, tokens: Tensor, span: Span, num_logits: int) -> Tensor:
@@ -212,6 +227,18 @@ class ModelDrafter:
         assert self.lane is not None, "the prefill opens the lane"
         logits: Tensor = self.lane.forward(self._embeddable(tokens), span, num_logits=num_logits).logits
         return logits[:, -num_logits:]
+
+    def _scored(self, logits: Tensor, step: int) -> Tensor:
+        """Return what a draft step chooses by, `[B, V]`, from its logits `[B, 1, draft's V]`."""
+        return self._processed(logits, step)[:, 0]
+
+    def _processed(self, logits: Tensor, offset: int) -> Tensor:
+        """Return the target's scores `[B, T, V]` of the draft's logits after `committed length + offset` tokens."""
+        return self.plan.run(self._fitted(logits), self.sequences, offset)
+
+    def _as_read(self, token_ids: Tensor) -> Tensor:
+        """Return chosen tokens `[B]` as the draft reads them."""
+        return token_ids
 
     def _fitted(self, logits: Tensor) -> Tensor:
         """Return float32 logits over the target's vocabulary, on its device."""
@@ -221,7 +248,7 @@ class ModelDrafter:
 
     def _judged(self, logits: Tensor, token_ids: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         """Return the draft's probability of `token_ids` `[B, T]` and its largest one, from their logits `[B, T, V]`."""
-        scores = self.plan.run(self._fitted(logits), self.sequences, offset)
+        scores = self._processed(logits, offset)
         law = scores.softmax(dim=-1)
         confidences, best = law.max(dim=-1)
         if not self.do_sample:

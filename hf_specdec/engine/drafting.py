@@ -117,6 +117,8 @@ def _room(session: Session) -> int:
 
 
 def _is_reading_cheap(session: Session) -> bool:
+    if session.drafter is not None and not session.drafter.asks_midway:
+        return False
     # On an accelerator each read would wait for the draft step to end; a fixed length has no use for it.
     return session.sequences.device.type == "cpu" and not isinstance(session.controller, FixedDraftLength)
 

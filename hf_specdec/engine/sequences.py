@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,6 +82,28 @@ class Sequences:
             self.buffer[:, span.start : span.start + num_tokens] = token_ids
         else:
             self.buffer.scatter_(1, self._columns(span, num_tokens), token_ids)
+
+    def retell(self, num_dropped: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
+        """Replace the end of each row in the batch by tokens that only the host knows.
+
+        Args:
+            num_dropped: Per row, how many of its last tokens go; none of the prompt's may.
+            token_ids: Per row, what comes in their place, any number of tokens.
+        """
+        width = max(map(len, token_ids))
+        ends = zip(self.rows, num_dropped, token_ids, strict=True)
+        changes = []
+        for row, dropped, tokens in ends:
+            kept = len(self.new_tokens[row]) - dropped
+            self.new_tokens[row][kept:] = tokens
+            changes.append(len(tokens) - dropped)
+        starts = self.device_lengths - torch.tensor(num_dropped, device=self.device)
+        if width:
+            self.reserve(max(self.lengths) + width)
+            filled = [[*tokens, *[0] * (width - len(tokens))] for tokens in token_ids]
+            columns = starts[:, None] + self._arange[:width]
+            self.buffer.scatter_(1, columns, torch.tensor(filled, device=self.device))
+        self.device_lengths = self.device_lengths + torch.tensor(changes, device=self.device)
 
     def reserve(self, num_columns: int) -> None:
         """Make room for `num_columns` columns."""

@@ -94,6 +94,11 @@ class Drafter(Protocol):
         """Outputs of the target that proposals depend on; empty for drafters that only read tokens."""
         ...
 
+    @property
+    def asks_midway(self) -> bool:
+        """Whether `propose` asks after each token if it goes on."""
+        ...
+
     def limit(self) -> int | None:
         """Return how many tokens can still be proposed before the drafter's own context ends; None means any number."""
         ...

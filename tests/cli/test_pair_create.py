@@ -250,15 +250,6 @@ def test_wrong_options_are_refused_before_any_work(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_messages_without_a_chat_template_are_refused_before_any_work(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    prompts = tmp_path / "own.jsonl"
-    prompts.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n', encoding="utf-8")
-    error = refused(arguments(folders, tmp_path / "pairing", "--prompts", str(prompts)), monkeypatch)
-    assert "need a tokenizer with a chat template" in str(error)
-
-
 def test_a_name_for_the_bundled_prompts_is_wrong_usage(folders: dict[str, Path], tmp_path: Path) -> None:
     options = arguments(folders, tmp_path / "pairing", "--prompts", "bundled", "--workload-name", "mine")
     result = CliRunner().invoke(app, options)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 import hf_specdec
 import models
-from hf_specdec import demo, loading
+from hf_specdec import demo, loading, quality
 from hf_specdec.memory import weight_bytes
 
 BATCH = prompts([4, 6])
@@ -117,7 +117,7 @@ def test_without_room_for_the_unquantized_draft_nothing_is_claimed(
     folder = Path(shutil.copytree(DRAFT_FOLDER, tmp_path / "draft"))
     place = loading._placed
     monkeypatch.setattr(loading, "_placed", lambda draft, device: spoil(place(draft, device)))
-    monkeypatch.setattr(loading, "free_bytes", lambda _: weight_bytes(demo_target))
+    monkeypatch.setattr(quality, "free_bytes", lambda _: weight_bytes(demo_target))
     assert run_quantized(demo_target, folder, "nf4").draft_suspicions == []
 
 

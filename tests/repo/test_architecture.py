@@ -29,7 +29,7 @@ RANKS = {
     "outputs": 2,
     "pairing": 2,
     "memory": 2,
-    "quality": 2,
+    "quality": 2.5,
     "loading": 3,
     "matching": 3.5,
     "engine": 3,
