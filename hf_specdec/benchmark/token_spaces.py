@@ -55,7 +55,7 @@ def with_other_tokenizer(
         eos_token=tokenizer.eos_token,
         pad_token=tokenizer.pad_token,
     )
-    twin = copy.deepcopy(draft)
+    twin: Any = copy.deepcopy(draft)
     places = torch.tensor(order)
     twin.resize_token_embeddings(num_tokens)
     matrices = (twin.get_input_embeddings().weight, twin.get_output_embeddings().weight)

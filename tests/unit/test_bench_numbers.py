@@ -29,6 +29,7 @@ SPECULATION = {
     "draft_step_milliseconds": 1.0,
     "verify_milliseconds": 10.0,
     "overhead_milliseconds": 1.0,
+    "catch_up_milliseconds": 5.0,
     "last_draft_lengths": [4, 4],
     "survival": [0.9, 0.8, 0.7, 0.6],
     "cost_ratio": 0.1,
@@ -117,7 +118,7 @@ def test_noise_is_plain_decoding_against_itself() -> None:
 def test_the_cost_model_predicts_fixed_lengths_from_what_the_adaptive_one_learned() -> None:
     results = numbers.with_summaries(results_of([0.11], [0.05]))
     (expected,) = results["cells"]["code T=0 B=1"]["predicted"].items()
-    assert expected == (OURS, pytest.approx((1 + 3.0) / (11.0 / 10.0 + 4 * 0.1), abs=1e-4))
+    assert expected == (OURS, pytest.approx(10.0 / ((11.0 + 4 * 1.0) / (1 + 3.0) + 5.0 / 10), abs=1e-4))
 
 
 def test_nothing_is_predicted_where_nothing_was_learned() -> None:

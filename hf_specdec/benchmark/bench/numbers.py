@@ -139,21 +139,25 @@ def geometric_means(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 def predicted(cell: Mapping[str, Any]) -> dict[str, float]:
     """Return the speed-up after the first token that the cost model expects of each of our fixed draft lengths.
 
-    R(K) relative to plain decoding is (1 + S_1 + … + S_K) / (v + K · c): survival S and cost ratio c as the adaptive
-    run learned them, and v, the time of a verification in plain steps, as it was measured there.
+    A token takes (v + K · d) / (1 + S_1 + … + S_K), and its share of what the draft took to read the prompt. Survival S
+    is what the adaptive run learned; the times d of a draft step and v of a verification are the length's own.
     """
     learned = cell["ways"].get(ADAPTIVE, {}).get("speculation") or {}
-    survival, ratio = learned.get("survival"), learned.get("cost_ratio")
-    step = 1e3 * statistics.median(token_times(cell["ways"][PLAIN]))
-    if not survival or ratio is None or not step or learned["plain_step_share"] == 1.0:
+    survival = learned.get("survival")
+    if not survival or learned["plain_step_share"] == 1.0:
         return {}
-    verification = (learned["verify_milliseconds"] + learned["overhead_milliseconds"]) / step
+    plain = 1e3 * statistics.fmean(token_times(cell["ways"][PLAIN]))
     expected = {}
-    for name in cell["ways"]:
+    for name, way in cell["ways"].items():
         length = name.removeprefix(f"{OURS_PREFIX}K=")
-        if length != name and length.isdecimal():
-            tokens = 1 + sum(survival[: int(length)])
-            expected[name] = round(tokens / (verification + int(length) * ratio), 4)
+        if length == name or not length.isdecimal():
+            continue
+        told = way["speculation"]
+        spent = told["verify_milliseconds"] + told["overhead_milliseconds"]
+        spent += int(length) * told["draft_step_milliseconds"]
+        per_token = spent / (1 + sum(survival[: int(length)]))
+        per_token += told["catch_up_milliseconds"] / max(statistics.fmean(way["new_tokens"]) - 1, 1)
+        expected[name] = round(plain / per_token, 4)
     return expected
 
 

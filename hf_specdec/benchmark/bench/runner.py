@@ -132,6 +132,7 @@ def speculation_values(calls: Sequence[SpeculationStats]) -> dict[str, Any]:
         "draft_step_milliseconds": round(1e3 * stats.draft_seconds / num_steps, 4) if num_steps else 0.0,
         "verify_milliseconds": round(1e3 * stats.verify_seconds / stats.num_rounds, 4) if stats.num_rounds else 0.0,
         "overhead_milliseconds": round(1e3 * stats.overhead_seconds / stats.num_rounds, 4) if stats.num_rounds else 0.0,
+        "catch_up_milliseconds": round(1e3 * stats.catch_up_seconds / len(calls), 4),
         "last_draft_lengths": calls[-1].draft_lengths[:MOST_LENGTHS_KEPT],
         "survival": (calls[-1].controller_hints or {}).get("survival"),
         "cost_ratio": (calls[-1].controller_hints or {}).get("cost_ratio"),
