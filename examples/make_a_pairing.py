@@ -45,6 +45,6 @@ def main(target_name: str, draft_name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    names = sys.argv[1:] or [str(DEMO_FOLDER / "target"), str(DEMO_FOLDER / "draft")]
+    names = sys.argv[1:3] if len(sys.argv) > 2 else [str(DEMO_FOLDER / "target"), str(DEMO_FOLDER / "draft")]
     with tempfile.TemporaryDirectory() as parent:
         main(names[0], names[1], Path(parent) / "pairing")

@@ -17,6 +17,8 @@ CHANCE = 0.05
 SUSPICIOUS_SHARE = 0.35
 # More nats per token than the unquantized draft: 4 bits usually cost a tenth of this.
 MOST_NATS_LOST = 0.5
+# Of the same: a draft that is no better than this unquantized has nothing to lose.
+HOPELESS_SHARE = 0.8
 
 
 class DraftHealth:
@@ -73,15 +75,17 @@ def is_suspicious(nats: float, vocab_size: int) -> bool:
     return not nats < SUSPICIOUS_SHARE * math.log(vocab_size)
 
 
-def lost_by_quantization(quantization: str, nats: float, unquantized_nats: float) -> str | None:
+def lost_by_quantization(quantization: str, nats: float, unquantized_nats: float, vocab_size: int) -> str | None:
     """Return what to say of a quantized draft beside its unquantized self, None where nothing is wrong.
 
     Args:
         quantization: How its weights are stored.
         nats: The cross entropy per token of a text, quantized.
         unquantized_nats: The same, unquantized.
+        vocab_size: Entries of the vocabulary.
     """
-    if nats - unquantized_nats <= MOST_NATS_LOST or not math.isfinite(unquantized_nats):
+    has_something_to_lose = unquantized_nats < HOPELESS_SHARE * math.log(vocab_size)
+    if not has_something_to_lose or nats - unquantized_nats <= MOST_NATS_LOST:
         return None
     return (
         f"Quantizing the draft ({quantization}) has spoilt it: for plain text it takes {nats:.1f} nats per token, and "

@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 # A draft that shares less of the target's vocabulary than this was surely made for another tokenizer.
 SMALLEST_SHARED_VOCABULARY = 0.5
+# What bitsandbytes makes 4 and 8 bits of.
+QUANTIZABLE_FROM = frozenset({torch.float16, torch.bfloat16, torch.float32})
 
 _DraftKey = tuple[str, str | None, bool, torch.dtype, str]
 _loaded: weakref.WeakKeyDictionary[PreTrainedModel, dict[_DraftKey, PreTrainedModel]] = weakref.WeakKeyDictionary()
@@ -157,11 +159,23 @@ def compared_tokens(
             )
             + ". Pass both: `tokenizer=` to `generate`, `draft_tokenizer` in `speculative_config`."
         )
+    if config.draft_tokenizer is not None:
+        _refuse_larger_tokenizer(draft, config.draft_tokenizer)
     if pairing.spaces is not None:
         pairing.spaces.refuse_strangers(config.token_space)
     elif not pairing.is_known:
         _refuse_other_sizes(target, draft)
     return pairing.spaces
+
+
+def _refuse_larger_tokenizer(draft: PreTrainedModel, tokenizer: Any) -> None:
+    embeddings: Any = draft.get_input_embeddings().weight
+    num_embeddings = int(embeddings.shape[0])
+    if hasattr(tokenizer, "__len__") and len(tokenizer) > num_embeddings:
+        raise IncompatibleDraftError(
+            f"`draft_tokenizer` must be the draft's own, but has {len(tokenizer)} tokens, and the draft knows "
+            f"{num_embeddings}. Pass the tokenizer that the draft was trained with."
+        )
 
 
 def _refuse_other_sizes(target: PreTrainedModel, draft: PreTrainedModel) -> None:
@@ -239,7 +253,7 @@ def _as_load_error(name: str) -> Iterator[None]:
     except Exception as error:  # a broken folder can make any of the host's loaders raise anything
         raise DraftLoadError(
             f"`draft_model` must be a loaded model, or the Hub id or local folder of a causal LM with safetensors "
-            f"weights, but {name!r} could not be loaded ({in_short(error)}). Check the "
+            f"weights, or of a draft pairing, but {name!r} could not be loaded ({in_short(error)}). Check the "
             "name, or load the draft yourself and pass the model."
         ) from error
 
@@ -273,7 +287,14 @@ def _quantization_for(target: PreTrainedModel, name: str, config: SpeculativeCon
             return Choice(stored, "the checkpoint is quantized like that"), False
     with _as_load_error(name):
         skeleton = skeleton_of(_unquantized(draft_config), target.dtype, trust_remote_code=config.trust_remote_code)
+    if stored is None and target.dtype not in QUANTIZABLE_FROM and asked not in ("auto", "none"):
+        raise InvalidConfigError(
+            f"`draft_quantization` needs weights of 16 or 32 bits, but is {asked!r} and the draft is loaded in the "
+            f"target's dtype, {target.dtype}. Leave it out, or load the target in another dtype."
+        )
     kinds = QUANTIZATIONS if stored is None else (stored,)
+    if stored is None and target.dtype not in QUANTIZABLE_FROM:
+        kinds = ("none",)
     sizes, free = {kind: weight_bytes(skeleton, kind) for kind in kinds}, free_bytes(device)
     if stored is None:
         choice = choose_quantization(sizes, free, str(device)) if asked == "auto" else Choice(asked, "asked for")

@@ -40,11 +40,13 @@ class MatchedDraft:
 class _Found:
     """What a name led to, for one target; None where it is no pairing.
 
-    `checked` says how tokenizers compare, `draft_name` by what name the draft is loaded; both once they are known.
+    `checked` says how tokenizers compare, `checked_with` is the one that the caller gave, and `draft_name` by what name
+    the draft is loaded; all once they are known.
     """
 
     pairing: DraftPairing | None
     checked: str | None = None
+    checked_with: weakref.ref[Any] | None = None
     draft_name: str | None = None
 
 
@@ -189,9 +191,18 @@ def _compare_once(target: PreTrainedModel, found: _Found, tokenizer: Any) -> str
     pairing = found.pairing
     if pairing is None or pairing.tokenizer_fingerprint is None:
         return "its tokenizer is not known"
-    if found.checked is None or (tokenizer is not None and found.checked.startswith("tokenizers were not")):
+    is_same = tokenizer is None or (found.checked_with is not None and found.checked_with() is tokenizer)
+    if found.checked is None or not is_same:
         found.checked = _compared(target, pairing, tokenizer)
+        found.checked_with = _reference_to(tokenizer)
     return found.checked
+
+
+def _reference_to(tokenizer: Any) -> weakref.ref[Any] | None:
+    try:
+        return None if tokenizer is None else weakref.ref(tokenizer)
+    except TypeError:  # not of a kind that anybody can refer to; then it is compared each time
+        return None
 
 
 def _compared(target: PreTrainedModel, pairing: DraftPairing, tokenizer: Any) -> str:

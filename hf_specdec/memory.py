@@ -199,7 +199,7 @@ def choose_quantization(sizes: Mapping[str, int], free: int | None, place: str) 
 
 def first_fitting(sizes: Mapping[str, int], room: float) -> str | None:
     """Return the quantization that is best where it fits into `room` bytes, None where none of those does."""
-    return next((kind for kind in AUTOMATIC if sizes[kind] <= room), None)
+    return next((kind for kind in AUTOMATIC if kind in sizes and sizes[kind] <= room), None)
 
 
 def fits(size: int, free: int | None) -> bool:

@@ -57,12 +57,13 @@ def damage_by_quantization(
         tokenizer = AutoTokenizer.from_pretrained(name, **settings)
         token_ids = torch.tensor([tokenizer.encode(TEXT)[:MOST_TOKENS]])
         nats = nats_per_token(draft, token_ids)
-        if not is_suspicious(nats, draft.config.get_text_config(decoder=True).vocab_size):
+        vocab_size = draft.config.get_text_config(decoder=True).vocab_size
+        if not is_suspicious(nats, vocab_size):
             return None
         unquantized = _unquantized(name, draft.dtype, devices, settings)
         if unquantized is None:
             return None
-        return lost_by_quantization(quantization, nats, nats_per_token(unquantized, token_ids))
+        return lost_by_quantization(quantization, nats, nats_per_token(unquantized, token_ids), vocab_size)
     except Exception as error:  # noqa: BLE001  a draft without a tokenizer is still a draft
         logger.debug("The quantized draft %r could not be tried on a text: %s", name, in_short(error))
         return None

@@ -12,6 +12,8 @@ from rich.console import Console
 from tqdm import tqdm
 
 from hf_specdec.cli.names import refuse_missing_folder
+from hf_specdec.config import LONGEST_DRAFT
+from hf_specdec.errors import in_short
 
 if TYPE_CHECKING:
     from hf_specdec.benchmark.bench.subjects import Subject
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 _RULE = "`hf-specdec bench` measures two causal language models, given as Hub ids or local folders"
 _Dtype = Literal["float32", "bfloat16", "float16"]
 _LEAST_WIDTH = 150
-RESULTS, REPORT = "results.json", "report.md"
+REPORT = "report.md"
 
 
 def bench(
@@ -56,7 +58,8 @@ def bench(
         typer.Option(help="Everything for one run of ten minutes on an accelerator, on synthetic pairs."),
     ] = None,
     compare: Annotated[
-        tuple[Path, Path] | None, typer.Option(help="Two results.json: say what differs beyond noise, measure nothing.")
+        tuple[Path, Path] | None,
+        typer.Option(help="Two folders or results.json: say what differs beyond noise, measure nothing."),
     ] = None,
     trust_remote_code: Annotated[bool, typer.Option("--trust-remote-code")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print the results as one JSON object.")] = False,
@@ -67,7 +70,7 @@ def bench(
     that is stopped goes on where it was when it is started again with the same options.
     """
     if compare is not None:
-        _compare(*compare)
+        _compare(*compare, json_output=json_output)
         return
     options = _checked(locals())
     if suite is not None:
@@ -89,6 +92,8 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
         raise typer.BadParameter(
             "needs the other of the two: give both, or none for the bundled pair.", param_hint="--model"
         )
+    if given["prompts"] is not None and given["synthetic"] is not None:
+        raise typer.BadParameter("cannot be combined with --synthetic, which reads no text.", param_hint="--prompts")
     if given["model"] is not None and given["synthetic"] is not None:
         raise typer.BadParameter("cannot be combined with --model: a pair is loaded or made.", param_hint="--synthetic")
     for name in (given["model"], given["draft"]):
@@ -98,7 +103,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
         "temperatures": _numbers(given["temperatures"], float, "--temperatures", least=0),
         "batch_sizes": _numbers(given["batch_sizes"], int, "--batch-sizes", least=1),
         "prompt_tokens": _numbers(given["prompt_tokens"], int, "--prompt-tokens", least=0),
-        "lengths": _numbers(given["lengths"], int, "--lengths", least=1),
+        "lengths": _numbers(given["lengths"], int, "--lengths", least=1, most=LONGEST_DRAFT),
         "assisted_lengths": _numbers(given["assisted_lengths"], int, "--assisted-lengths", least=1),
         "quantizations": _names(given["quantizations"], QUANTIZATIONS, "--quantizations"),
         "leave_out": _names(given["leave_out"], GROUPS, "--leave-out"),
@@ -106,14 +111,17 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     return {**given, **parts}
 
 
-def _numbers(text: str, kind: type, option: str, *, least: float) -> list[Any]:
+def _numbers(text: str, kind: type, option: str, *, least: float, most: float = sys.maxsize) -> list[Any]:
     try:
         numbers = [kind(part) for part in text.split(",") if part.strip()]
     except ValueError:
         numbers = []
-    if not numbers or not all(least <= number < float("inf") for number in numbers):
+    if not numbers or not all(least <= number <= most for number in numbers):
         raise typer.BadParameter(
-            f"must be numbers of at least {least}, separated by commas, but is {text!r}.", param_hint=option
+            f"must be numbers of at least {least}"
+            + (f" and at most {most}" if most < sys.maxsize else "")
+            + f", separated by commas, but is {text!r}.",
+            param_hint=option,
         )
     return list(dict.fromkeys(numbers))
 
@@ -135,6 +143,12 @@ def _load(options: dict[str, Any]) -> Subject:
     device = options["device"]
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise typer.BadParameter(
+            f"must be a device of this machine, but is {device!r} ({in_short(error)}).", param_hint="--device"
+        ) from error
     dtype = getattr(torch, options["dtype"])
     Console(stderr=True, highlight=False).print("Loading the pair …")
     if options["synthetic"] is not None:
@@ -193,36 +207,52 @@ def _run(options: dict[str, Any], subject: Subject, sets: dict[str, Any]) -> dic
     )
     cells = cells_of(list(sets), options["temperatures"], options["batch_sizes"], options["prompt_tokens"])
     origin = session.provenance(_recorded(options), pair.target.device)
-    results = session.started_or_resumed(output / RESULTS, origin, subject.names)
+    results = session.started_or_resumed(output / session.RESULTS, origin, subject.names)
     talk = Console(stderr=True, highlight=False)
     if not origin["idle_check"]["is_idle"]:
         talk.print("The machine is not idle: figures will be noisy.", style="yellow")
-    bars: list[tqdm[Any]] = []
+    progress = _Progress(talk, is_shown=not options["json_output"])
+    watch = session.Watch(
+        on_start=progress.start, on_cell=progress.cell, on_call=progress.call, on_result=progress.result
+    )
+    try:
+        return session.run(pair, choice, cells, sets, grid, results, output / session.RESULTS, watch)
+    finally:
+        progress.close()
 
-    def on_cell(key: str, num_calls: int) -> None:
-        close_bars()
-        bars.append(tqdm(total=num_calls, desc=key, unit="call", file=sys.stderr, leave=False, disable=None))
 
-    def close_bars() -> None:
-        while bars:
-            bars.pop().close()
+class _Progress:
+    """A bar for each cell on stderr, and its table on stdout when it is done."""
 
-    def on_result(so_far: dict[str, Any]) -> None:
-        close_bars()
-        if not options["json_output"]:
-            from hf_specdec.benchmark.bench.report import cell_table
+    def __init__(self, talk: Console, *, is_shown: bool) -> None:
+        self._talk = talk
+        self._is_shown = is_shown
+        self._bar: tqdm[Any] | None = None
 
+    def start(self, num_there: int, num_missing: int) -> None:
+        if num_there:
+            self._talk.print(f"{num_there} cells are there already, {num_missing} are to be measured.", markup=False)
+
+    def cell(self, key: str, num_calls: int) -> None:
+        self.close()
+        self._bar = tqdm(total=num_calls, desc=key, unit="call", file=sys.stderr, leave=False, disable=None)
+
+    def call(self) -> None:
+        if self._bar is not None:
+            self._bar.update()
+
+    def result(self, so_far: dict[str, Any]) -> None:
+        from hf_specdec.benchmark.bench.report import cell_table
+
+        self.close()
+        if self._is_shown:
             key = next(reversed(so_far["cells"]))
             _wide_console().print(cell_table(key, so_far["cells"][key]))
 
-    def on_call() -> None:
-        bars[-1].update()
-
-    watch = session.Watch(on_cell=on_cell, on_call=on_call, on_result=on_result)
-    try:
-        return session.run(pair, choice, cells, sets, grid, results, output / RESULTS, watch)
-    finally:
-        close_bars()
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = None
 
 
 # They choose cells or what is shown; everything else changes what a figure means.
@@ -271,28 +301,44 @@ def _drawing() -> Any:
 
 def _finish(results: dict[str, Any], output: Path, draw: Any, *, json_output: bool) -> None:
     from hf_specdec.benchmark.bench.report import markdown
-    from hf_specdec.benchmark.bench.session import save
+    from hf_specdec.benchmark.bench.session import RESULTS
+    from hf_specdec.benchmark.bench.ways import PLAIN
 
     pictures = draw(results, output) if draw is not None else []
-    save(results, output / RESULTS)
     (output / REPORT).write_text(markdown(results, pictures), encoding="utf-8")
     if json_output:
         print(json.dumps(results, indent=1))
         return
     console = Console(stderr=True, highlight=False)
     for name, value in results["means"].items():
+        if name == PLAIN:
+            continue
         console.print(f"{name}: {value:.2f} times as fast as plain decoding (geometric mean)", markup=False)
     console.print(f"Plain decoding against itself varies by {results['noise']:.1%}.", markup=False)
     console.print(f"Written to {output}: {', '.join([RESULTS, REPORT, *pictures])}.", markup=False, soft_wrap=True)
 
 
-def _compare(first: Path, second: Path) -> None:
+def _compare(first: Path, second: Path, *, json_output: bool) -> None:
     from hf_specdec.benchmark.bench.numbers import disagreements, with_summaries
     from hf_specdec.benchmark.bench.report import comparison_text
-    from hf_specdec.benchmark.bench.session import read_results
+    from hf_specdec.benchmark.bench.session import differences, read_results
 
+    for path in (first, second):
+        if not path.exists():
+            raise typer.BadParameter(
+                f"must be two folders that `hf-specdec bench` wrote, or their results.json, but there is no "
+                f"{str(path)!r}.",
+                param_hint="--compare",
+            )
     pair = [with_summaries(read_results(path)) for path in (first, second)]
-    print(comparison_text(*disagreements(*pair)), end="")
+    differing, count = disagreements(*pair)
+    settings = differences(*(own["provenance"] for own in pair)) + ["the pair"] * (pair[0]["pair"] != pair[1]["pair"])
+    if json_output:
+        print(json.dumps({"num_compared": count, "differing": differing, "other_settings": settings}, indent=1))
+        return
+    if settings:
+        print(f"The two runs differ in more than time: {'; '.join(settings)}.\n")
+    print(comparison_text(differing, count), end="")
 
 
 def _wide_console() -> Console:

@@ -134,6 +134,11 @@ def _workloads(prompts: str, workload_name: str | None, num_prompts: int | None)
 
     if prompts != BUNDLED:
         path = Path(prompts)
+        if not path.is_file():
+            raise ValueError(
+                f"`--prompts` must be a file of prompts, or {BUNDLED!r} for our own, but there is no file {prompts!r}. "
+                "Check the path."
+            )
         name = path.stem if workload_name is None else workload_name
         check_text("workload", name)
         return {name: read_prompts(path)[:num_prompts]}
@@ -258,6 +263,8 @@ def _with_own_draft(pairing: DraftPairing, pair: _Loaded, settings: PairSettings
     draft = resolve_draft(pair.target, pair.draft_name, config)
     draft.save_pretrained(folder / OWN_DRAFT)
     pair.draft_tokenizer.save_pretrained(folder / OWN_DRAFT)
+    for path in (folder / OWN_DRAFT).iterdir():
+        path.chmod(0o644)  # weights come out readable by their owner alone
     own = ModelReference(id=".", subfolder=OWN_DRAFT)
     return replace(pairing, draft=own, files=hash_files(folder, OWN_DRAFT))
 

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from hf_specdec.pairing.schema import FILE_NAME
 
+OF_A_PAIRING = frozenset({FILE_NAME, "README.md", "custom_generate", "draft"})
+"""What lies at the top of a pairing that was written by us."""
+
 
 def refuse_folder(folder: Path, *, overwrite: bool, sources: Sequence[str] = ()) -> None:
     """Refuse a folder that cannot be written, or would lose something that is not a pairing.
@@ -24,10 +27,17 @@ def refuse_folder(folder: Path, *, overwrite: bool, sources: Sequence[str] = ())
         ValueError: There is something else, or it may not go.
     """
     rule = "`--output` must be an empty or a new folder"
+    _refuse_unwritable(folder, rule)
     if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
         raise ValueError(f"{rule}, but {str(folder)!r} is no folder. Choose another name.")
     if not folder.is_dir() or not any(folder.iterdir()):
         return
+    strange = sorted(path.name for path in folder.iterdir() if path.name not in OF_A_PAIRING)
+    if strange and (folder / FILE_NAME).is_file():
+        raise ValueError(
+            f"{rule}, or hold a pairing and nothing else, but in {str(folder)!r} there is {strange[0]!r}, too. Choose "
+            "another folder, or move it away."
+        )
     if not (folder / FILE_NAME).is_file():
         raise ValueError(f"{rule}, but {str(folder)!r} holds files that are no pairing's. Choose another one.")
     if not overwrite:
@@ -40,6 +50,18 @@ def refuse_folder(folder: Path, *, overwrite: bool, sources: Sequence[str] = ())
                 f"`--overwrite` must not remove a model that is measured, but {source!r} lies in {str(folder)!r}. "
                 "Choose another folder."
             )
+
+
+def _refuse_unwritable(folder: Path, rule: str) -> None:
+    """Try to make a folder beside: what cannot be written shall not be measured first."""
+    place = next(parent for parent in folder.absolute().parents if parent.exists())
+    try:
+        os.rmdir(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=place))
+    except OSError as error:
+        raise ValueError(
+            f"{rule} that can be written, but beside {str(folder)!r} nothing can be made ({error.strerror}). Choose "
+            "another place or name."
+        ) from error
 
 
 @contextmanager
@@ -59,7 +81,7 @@ def whole_folder(folder: Path) -> Iterator[Path]:
             target.rename(beside / "old")
         try:
             os.replace(beside / "new", target)
-        except OSError:
+        except BaseException:  # Ctrl-C as well
             if (beside / "old").exists():
                 (beside / "old").rename(target)
             raise

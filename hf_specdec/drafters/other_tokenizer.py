@@ -24,6 +24,9 @@ Tensor = torch.Tensor
 class OtherTokenizerDrafter(ModelDrafter):
     """Keeps the draft's own text; subclasses say how new tokens are read and proposed."""
 
+    # What the target adds may add nothing to the draft's own text, whose last token is then read again.
+    num_open = 1
+
     def __init__(
         self,
         model: Any,
@@ -209,10 +212,15 @@ class OtherTokenizerDrafter(ModelDrafter):
 
     def _start_over_where_needed(self) -> None:
         """Let the draft read its text anew where rows have come too far apart for its lane."""
-        if self.lane is None:
+        is_rigid = self.lane_name == "compatible"
+        are_apart = is_rigid and self.own.uniform_length is None
+        if self.lane is None and not are_apart:
             return
-        are_apart = self.lane_name == "compatible" and self.own.uniform_length is None
-        if are_apart or self._num_missing() > min(self.own.lengths):
+        # Further back than the token before the last proposal that lane cannot go.
+        is_lost = is_rigid and any(
+            cached < proposed_at - 1 for cached, proposed_at in zip(self._cached, self._proposed_at, strict=False)
+        )
+        if are_apart or is_lost or self._num_missing() > min(self.own.lengths):
             self._lay_out(num_left=1)
 
     def _lay_out(self, num_left: int) -> None:

@@ -28,7 +28,6 @@ class TextDrafter(OtherTokenizerDrafter):
 
     # A step of the draft's is no token of the target's.
     asks_midway = False
-    num_open = 1
 
     def __init__(self, *args: Any, plan: ProcessorPlan, **kwargs: Any) -> None:
         """Prepare to draft; see `OtherTokenizerDrafter`.

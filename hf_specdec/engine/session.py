@@ -121,7 +121,9 @@ class Session:
 
     def note_guesses(self, num_accepted: float, num_judged: int) -> None:
         """Watch for signs of a broken draft."""
-        if num_judged:
+        # A text that has to be met word for word is rarely met by chance, however good the draft is.
+        is_telling = not (self.stats.token_space == "text" and self.do_sample)
+        if num_judged and is_telling:
             self.request.health.observe(num_accepted, num_judged, sees_all_processors=self.plan.is_known)
 
     def stop_drafting(self, reason: str, error: BaseException | None = None, *, is_failure: bool = True) -> None:

@@ -35,7 +35,10 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     def run_bench(*arguments: str, folder: str = "out") -> dict[str, Any]:
         bench(*QUICK, "--no-plots", "--json", "--output", str(tmp_path / folder), *arguments)
         results: dict[str, Any] = json.loads(capsys.readouterr().out)
-        assert results == json.loads((tmp_path / folder / "results.json").read_text(encoding="utf-8"))
+        written = json.loads((tmp_path / folder / "results.json").read_text(encoding="utf-8"))
+        assert {name: written["cells"][name]["ways"] for name in results["cells"]} == {
+            name: cell["ways"] for name, cell in results["cells"].items()
+        }
         return results
 
     return run_bench
@@ -75,15 +78,54 @@ def test_a_run_that_was_stopped_goes_on(run: Run, monkeypatch: pytest.MonkeyPatc
     assert run(*FEW, "--temperatures", "0,0.7")["cells"] == first["cells"]
     assert not calls
     third = run(*FEW, "--temperatures", "0,1")
-    assert third["cells"].keys() == {"code T=0 B=1", "code T=0.7 B=1", "code T=1 B=1"}
-    assert calls
+    assert third["cells"].keys() == {"code T=0 B=1", "code T=1 B=1"}, "only what was asked for counts"
+    assert {call[2].get("temperature") for call in calls} == {1.0}
+
+
+def test_prompts_that_changed_are_measured_anew(run: Run, tmp_path: Path) -> None:
+    own = tmp_path / "mine.txt"
+    own.write_text("def main():\n", encoding="utf-8")
+    first = run(*FEW, "--prompts", str(own))
+    own.write_text("class Tree(Node):\n", encoding="utf-8")
+    second = run(*FEW, "--prompts", str(own))
+    assert first["cells"]["mine T=0 B=1"]["prompts"] != second["cells"]["mine T=0 B=1"]["prompts"]
+    assert first["cells"]["mine T=0 B=1"]["prompt_tokens"] != second["cells"]["mine T=0 B=1"]["prompt_tokens"]
+
+
+def test_more_prompts_than_there_are_count_once(run: Run, tmp_path: Path) -> None:
+    own = tmp_path / "mine.txt"
+    own.write_text("def main():\nclass Tree:\n", encoding="utf-8")
+    results = run(*FEW, "--prompts", str(own), "--num-prompts", "9", "--batch-sizes", "1,4", "--max-new-tokens", "4")
+    assert [cell["num_batches"] for cell in results["cells"].values()] == [2, 1]
 
 
 def test_two_runs_are_compared(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(*FEW, folder="a")
     run(*FEW, folder="b")
-    bench("--compare", str(tmp_path / "a" / "results.json"), str(tmp_path / "b" / "results.json"))
+    bench("--compare", str(tmp_path / "a"), str(tmp_path / "b" / "results.json"))
     assert "of 2 speed-ups agree within their intervals." in capsys.readouterr().out
+
+
+def test_runs_that_do_not_belong_together_are_told_apart(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = run(*FEW)
+    other = json.loads(json.dumps(results))
+    other["provenance"]["hardware"] = "another"
+    (tmp_path / "other.json").write_text(json.dumps(other), encoding="utf-8")
+    bench("--compare", str(tmp_path / "out"), str(tmp_path / "other.json"))
+    assert "The two runs differ in more than time: hardware" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "text", ['{"provenance": 1, "pair": {}, "cells": {}}', '{"provenance": {}, "pair": {}, "cells": {"x": 3}}', "[]"]
+)
+def test_damaged_results_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    (tmp_path / "results.json").write_text(text, encoding="utf-8")
+    with pytest.raises(SystemExit) as error:
+        main(["bench", *QUICK, *FEW, "--no-plots", "--output", str(tmp_path)])
+    assert error.value.code == 1
+    assert "must be the `results.json` of `hf-specdec bench`" in capsys.readouterr().err
 
 
 def test_long_prompts_and_own_prompts(run: Run, tmp_path: Path) -> None:
@@ -122,6 +164,8 @@ def test_pictures_are_drawn_where_matplotlib_is(tmp_path: Path, capsys: pytest.C
         (["--leave-out", "everything"], "but holds 'everything'"),
         (["--model", "org/target"], "needs the other of the two"),
         (["--synthetic", "a:b", "--model", "x", "--draft", "y"], "cannot be combined"),
+        (["--compare", "nowhere", "neither"], "must be two folders"),
+        (["--lengths", "9999"], "at most 256"),
     ],
 )
 def test_wrong_usage_is_told_before_anything_is_loaded(
@@ -147,3 +191,10 @@ def test_an_assistant_shares_the_drafts_weights_and_nothing_else() -> None:
 
 def test_a_call_without_rounds_has_values_too() -> None:
     assert speculation_values([SpeculationStats()])["mean_draft_length"] == 0.0
+
+
+def test_a_device_that_is_not_there_is_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as error:
+        main(["bench", "--device", "nonsense"])
+    assert error.value.code == 2
+    assert "must be a device of this machine" in " ".join(capsys.readouterr().err.split())

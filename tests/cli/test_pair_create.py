@@ -235,7 +235,7 @@ def refused(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> BaseExcept
         (["--model", "./nowhere"], "there is no folder './nowhere'"),
         (["--draft", "/nowhere/at/all"], "there is no folder '/nowhere/at/all'"),
         (["--model", "org/unknown-model"], "'org/unknown-model' could not be loaded as one"),
-        (["--prompts", "/nowhere.txt"], "No such file"),
+        (["--prompts", "/nowhere.txt"], "there is no file"),
         (["--repo-id", "a/b/c"], "`--repo-id` must be a Hub id"),
         (["--num-draft-tokens", "300"], "must be between 1 and 256"),
         (["--workload-name", ""], "`workload` must be a non-empty string"),
@@ -339,3 +339,41 @@ def test_a_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
             (folder / name).touch()
     assert [path.name for path in (tmp_path / "folder").iterdir()] == ["two"]
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_an_interruption_while_folders_change_places_loses_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pairing").mkdir()
+    (tmp_path / "pairing" / "old.txt").write_text("old", encoding="utf-8")
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hf_specdec.cli.whole_folder.os.replace", interrupt)
+    with pytest.raises(KeyboardInterrupt), whole_folder(tmp_path / "pairing") as folder:
+        (folder / "new.txt").write_text("new", encoding="utf-8")
+    assert [path.name for path in tmp_path.iterdir()] == ["pairing"]
+    assert (tmp_path / "pairing" / "old.txt").read_text(encoding="utf-8") == "old"
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "photos"])
+def test_what_lies_beside_a_pairing_is_not_removed(
+    folders: dict[str, Path], stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    folder = Path(shutil.copytree(stored, tmp_path / "pairing"))
+    (folder / name).mkdir() if name == "photos" else (folder / name).write_text("mine", encoding="utf-8")
+    error = refused(arguments(folders, folder, "--overwrite"), monkeypatch)
+    assert f"there is {name!r}, too" in str(error)
+    assert (folder / name).exists()
+
+
+def test_a_place_that_cannot_be_written_is_told_before_measuring(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = refused(arguments(folders, tmp_path / ("x" * 250)), monkeypatch)
+    assert "nothing can be made" in str(error)
+
+
+def test_weights_can_be_read_by_others(stored: Path) -> None:
+    assert {path.stat().st_mode & 0o777 for path in (stored / "draft").iterdir()} == {0o644}

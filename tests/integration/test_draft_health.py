@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers_of_text as trained
 import torch
 from integration.comparing import assert_same_ids, prompts
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedModel
@@ -63,6 +64,29 @@ def test_disable_forgets_it(target: LlamaForCausalLM) -> None:
     assert run(target, draft).speculation.draft_suspicions
     hf_specdec.enable(hf_specdec.disable(target))
     assert not run(target, draft, max_new_tokens=4).speculation.draft_suspicions
+
+
+def test_text_that_is_sampled_says_nothing_of_the_draft(caplog: pytest.LogCaptureFixture) -> None:
+    tokenizer = trained.byte_level()
+    target = hf_specdec.enable(trained.build_for(tokenizer))
+    draft_tokenizer, draft = trained.permuted(tokenizer, target)
+    config = {"draft_tokenizer": draft_tokenizer, "token_space": "text"}
+    inputs = tokenizer("The keeper wrote", return_tensors="pt")
+    output = target.generate(
+        inputs["input_ids"],
+        max_new_tokens=100,
+        do_sample=True,
+        temperature=5.0,
+        top_k=0,
+        tokenizer=tokenizer,
+        draft_model=draft,
+        num_draft_tokens=4,
+        speculative_config=config,
+        return_dict_in_generate=True,
+    )
+    assert output.speculation.token_acceptance_rate < 0.05
+    assert output.speculation.draft_suspicions == []
+    assert not caplog.records
 
 
 # ---- at load -------------------------------------------------------------------------------------------------------

@@ -210,3 +210,14 @@ def test_a_checkpoint_in_4_bits_that_does_not_fit_is_refused_too(
     with pytest.raises(DraftLoadError, match=r"as 'nf4', and 1.0 kB are free on cpu .* Choose a smaller draft"):
         run(target, str(tmp_path / "stored"))
     assert not loading._loaded.get(target)
+
+
+def test_weights_of_64_bits_are_not_quantized(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    target = hf_specdec.enable(models.build_target().double())
+    with pytest.raises(InvalidConfigError, match=r"needs weights of 16 or 32 bits, but is 'fp4' .* torch.float64"):
+        run(target, folders["noisy"], "fp4")
+    assert run(target, folders["noisy"]).speculation.draft_quantization == "none"
+    monkeypatch.setattr(loading, "free_bytes", lambda _: 10)
+    hf_specdec.enable(hf_specdec.disable(target))
+    with pytest.raises(DraftLoadError, match="Choose a smaller draft"):
+        run(target, folders["noisy"])

@@ -221,6 +221,25 @@ def test_a_draft_on_the_compatible_lane(space: str) -> None:
 
 
 @in_both_spaces
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("num_draft_tokens", [3, "auto"])
+def test_a_recurrent_draft_that_cannot_write_everything(space: str, num_rows: int, num_draft_tokens: Any) -> None:
+    pair = Pair("unrelated")
+    pair.draft_tokenizer = trained.unigram()
+    pair.draft = models.build_mamba(seed=5, vocab_size=-(-len(pair.draft_tokenizer) // 16) * 16)
+    stats = same_text(pair, inputs_of(pair, PROMPTS[:num_rows]), space, num_draft_tokens, max_new_tokens=40)
+    assert stats.draft_lane == "compatible"
+    assert stats.fallbacks == []
+
+
+def test_a_tokenizer_larger_than_the_drafts_vocabulary_is_not_the_drafts() -> None:
+    pair = Pair("unrelated")
+    pair.draft_tokenizer, pair.draft = pair.tokenizer, models.build_target()
+    with pytest.raises(IncompatibleDraftError, match=r"has 400 tokens, and the draft knows 64"):
+        pair.target.generate(**inputs_of(pair), **pair.settings())
+
+
+@in_both_spaces
 def test_a_draft_whose_own_context_ends(space: str) -> None:
     pair = Pair("unrelated")
     size = trained.build_for(pair.draft_tokenizer).config.vocab_size
@@ -585,11 +604,13 @@ def test_a_model_with_an_encoder_takes_a_draft_with_another_tokenizer_too() -> N
         )
         assert_same_ids(output.sequences, target.generate(**arguments, do_sample=False))
         assert output.speculation.num_draft_tokens > 0
+    with_encoder = copy.deepcopy(target)
+    with_encoder.resize_token_embeddings(len(draft_tokenizer), mean_resizing=False)
     with pytest.warns(SpeculationWarning, match="reads text alone"):
         target.generate(
             **arguments,
             do_sample=False,
-            draft_model=copy.deepcopy(target),
+            draft_model=with_encoder,
             tokenizer=tokenizer,
             speculative_config=SpeculativeConfig(draft_tokenizer=draft_tokenizer),
         )

@@ -249,6 +249,14 @@ def test_the_tokenizer_given_to_generate_is_compared(model: Any, folder: Path) -
     assert "of an unknown kind" in run(other, folder, tokenizer=object()).speculation.draft_pairing
 
 
+def test_a_wrong_tokenizer_does_not_pass_after_a_right_one(model: Any, folder: Path) -> None:
+    tokenizer = models.build_tokenizer()
+    for _ in range(2):
+        assert run(model, folder, tokenizer=tokenizer).speculation.draft_pairing.endswith("is the pairing's")
+    with pytest.raises(IncompatibleDraftError, match="of this target has sha256"):
+        run(model, folder, tokenizer=models.build_byte_tokenizer())
+
+
 def test_the_tokenizer_beside_the_target_is_compared(folder: Path, tmp_path: Path) -> None:
     models.save_tiny_model(tmp_path / "target")
     model = hf_specdec.enable(AutoModelForCausalLM.from_pretrained(tmp_path / "target"))

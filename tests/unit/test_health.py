@@ -55,9 +55,16 @@ def test_blind_guessing_is_suspicious(nats: float, vocab_size: int, expected: bo
 
 @pytest.mark.parametrize(
     ("nats", "unquantized", "is_lost"),
-    [(8.0, 3.0, True), (math.inf, 3.0, True), (8.0, 7.9, False), (8.0, math.inf, False), (math.inf, math.inf, False)],
+    [
+        (8.0, 3.0, True),
+        (math.inf, 3.0, True),
+        (8.0, 7.9, False),
+        (8.0, math.inf, False),
+        (math.inf, math.inf, False),
+        (12.0, 7.0, False),
+    ],
 )
 def test_a_poor_draft_is_not_blamed_on_its_quantization(nats: float, unquantized: float, is_lost: bool) -> None:
-    found = lost_by_quantization("fp4", nats, unquantized)
+    found = lost_by_quantization("fp4", nats, unquantized, vocab_size=4096)
     assert (found is not None) is is_lost
     assert found is None or "(fp4)" in found

@@ -32,7 +32,7 @@ class Grid:
 
     Attributes:
         max_new_tokens: Tokens per row, never fewer: every way does the same work.
-        num_prompts: Prompts of a cell at batch size 1; larger batches take as many as fill one batch, at least.
+        num_prompts: Prompts of a cell at most, and as many as fill one batch at least.
         repeats: Passes through all ways.
         warm_up_tokens: Length of the untimed call that each way makes before the first cell of its shape.
         seed: Of the first prompt in the first repeat.
@@ -43,10 +43,6 @@ class Grid:
     repeats: int
     warm_up_tokens: int = 8
     seed: int = 0
-
-    def num_batches(self, cell: Cell) -> int:
-        """Return how many calls a pass through the cell makes with each way."""
-        return max(1, self.num_prompts // cell.batch_size)
 
 
 def cells_of(

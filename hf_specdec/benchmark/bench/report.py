@@ -87,10 +87,11 @@ def _introduction(results: Mapping[str, Any]) -> str:
     check = origin["idle_check"]
     busy = "" if check["is_idle"] else " **The machine was not idle when this began: do not trust small differences.**"
     note = f" {results['pair']['note']}" if results["pair"]["note"] else ""
+    commit = f"commit {origin['commit']}; " if origin["commit"] else ""
     versions = ", ".join(f"{name} {version}" for name, version in origin["versions"].items())
     return (
-        f"Measured on {origin['date']} on {origin['hardware']} ({origin['threads']} thread(s)), {versions}, "
-        f"{origin['commit']}; {options['dtype']}, {options['max_new_tokens']} new tokens per row, "
+        f"Measured on {origin['date']} on {origin['hardware']}, {versions}, "
+        f"{commit}{options['dtype']}, {options['max_new_tokens']} new tokens per row, "
         f"{options['num_prompts']} prompts, {options['repeats']} repeats, all ways interleaved in one process."
         f"{note}{busy}\n\n"
         "Times faster than plain decoding: the ratio of summed times, with its 95 % interval, in which the noise of "
@@ -112,10 +113,11 @@ def _verdict(results: Mapping[str, Any]) -> str:
         return ""
     adaptive = ours.get(f"{OURS_PREFIX}adaptive")
     best = max(ours, key=ours.__getitem__)
-    if max(ours.values()) < 1 - EQUAL or (adaptive is not None and abs(adaptive - 1) <= EQUAL):
-        text = "This draft does not pay here: "
-        text += f"left to adapt, decoding is as fast as without it ({adaptive:.2f})." if adaptive else "it costs time."
-        return text
+    if adaptive is not None and max(ours.values()) <= 1 + EQUAL:
+        told = "as fast as" if abs(adaptive - 1) <= EQUAL else f"{adaptive:.2f} times as fast as"
+        return f"This draft does not pay here: left to adapt, decoding is {told} without it ({adaptive:.2f})."
+    if max(ours.values()) <= 1 + EQUAL:
+        return "This draft does not pay here, at the lengths that were tried."
     return f"The fastest of ours is `{best}`, {ours[best]:.2f} times as fast as plain decoding."
 
 

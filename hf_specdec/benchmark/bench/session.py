@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -24,6 +25,9 @@ from hf_specdec.engine.layout import context_of
 from hf_specdec.placement import device_of
 
 VERSION = 1
+RESULTS = "results.json"
+COMPARED = frozenset({"hardware", "threads", "versions", "options"})
+"""Of the provenance: what two runs must have in common to be one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +35,13 @@ class Watch:
     """Who wants to know how far it is.
 
     Attributes:
+        on_start: Called once, with how many of the cells were there already, and how many are to be measured.
         on_cell: Called with each cell's key before it, and how many calls it will time.
         on_call: Called after each of them.
         on_result: Called with the results so far, summaries included, after each cell.
     """
 
+    on_start: Callable[[int, int], None] = lambda _, __: None
     on_cell: Callable[[str, int], None] = lambda _, __: None
     on_call: Callable[[], None] = lambda: None
     on_result: Callable[[dict[str, Any]], None] = lambda _: None
@@ -64,15 +70,15 @@ def provenance(options: Mapping[str, Any], device: torch.device) -> dict[str, An
 
 
 def _commit() -> str:
-    """Return the commit of a checkout, or say that there is none."""
+    """Return the commit of a checkout; empty for an installed package."""
     folder = Path(__file__).parent
     try:
         found = subprocess.run(
             ["git", "-C", str(folder), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
-        return "an installed package"
-    return f"commit {found.stdout.strip()}"
+        return ""
+    return found.stdout.strip()
 
 
 def started_or_resumed(path: Path, origin: dict[str, Any], pair: Mapping[str, str]) -> dict[str, Any]:
@@ -85,13 +91,29 @@ def started_or_resumed(path: Path, origin: dict[str, Any], pair: Mapping[str, st
         return {"provenance": origin, "pair": dict(pair), "cells": {}}
     results = read_results(path)
     before, now = results["provenance"], origin
-    kept = ("hardware", "threads", "versions", "options")
-    if differing := [name for name in kept if before[name] != now[name]] + ["pair"] * (results["pair"] != pair):
+    differing = differences(before, now)
+    if results["pair"] != pair:
+        differing.append("pair")
+    if differing:
         raise ValueError(
             f"{str(path)!r} holds figures measured with other settings ({', '.join(differing)}). Give another folder, "
             "or the same options as before."
         )
     return results
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return in what two runs' settings differ, as far as it bears on their figures."""
+    return [
+        name if name != "options" else _differing_options(before[name], now[name])
+        for name in sorted(COMPARED)
+        if before[name] != now[name]
+    ]
+
+
+def _differing_options(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
+    return ", ".join(f"{name} was {before.get(name)} and is {now.get(name)}" for name in names)
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -101,10 +123,14 @@ def read_results(path: Path) -> dict[str, Any]:
         OSError: It cannot be read.
         ValueError: It holds none.
     """
+    path = path / RESULTS if path.is_dir() else path
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
-        is_ours = isinstance(results, dict) and {"provenance", "pair", "cells"} <= results.keys()
-    except ValueError:
+        # What cannot be summed up is not ours, or damaged.
+        is_ours = not (COMPARED - results["provenance"].keys()) and isinstance(results["pair"], dict)
+        if is_ours and not path.name.startswith("suite"):
+            with_summaries(results)
+    except (ValueError, TypeError, KeyError, AttributeError, ZeroDivisionError, RecursionError):
         is_ours = False
     if not is_ours:
         raise ValueError(
@@ -132,8 +158,9 @@ def run(
     watch: Watch,
 ) -> dict[str, Any]:
     """Measure every cell that `results` lacks and return the completed results."""
-    missing = [cell for cell in cells if cell.key not in results["cells"]]
-    inputs = {cell: encoded(pair, workloads[cell.workload], cell, grid) for cell in missing}
+    inputs = {cell: encoded(pair, workloads[cell.workload], cell, grid) for cell in cells}
+    missing = [cell for cell in cells if not _is_measured(results["cells"].get(cell.key), inputs[cell])]
+    watch.on_start(len(cells) - len(missing), len(missing))
     quantized_bytes: dict[str, int] = {}
     warm: set[tuple[Any, ...]] = set()
     for cell in missing:
@@ -146,12 +173,25 @@ def run(
         values = measure_cell(pair, ways, inputs[cell], cell, grid, watch.on_call)
         if not quantized_bytes:
             quantized_bytes = _quantized_bytes(pair, choice)
+        values["prompts"] = digest(inputs[cell])
         for name, own in values["ways"].items():
             own["weight_bytes"] = weights_of(pair, ways[name], quantized_bytes)
         results["cells"][cell.key] = values
         save(results, path)
         watch.on_result(with_summaries(results))
-    return with_summaries(results)
+    save(with_summaries(results), path)
+    return with_summaries({**results, "cells": {cell.key: results["cells"][cell.key] for cell in cells}})
+
+
+def _is_measured(values: Mapping[str, Any] | None, inputs: Sequence[Inputs]) -> bool:
+    """Return whether a cell was measured on these very prompts: a file of prompts may have changed."""
+    return values is not None and values.get("prompts") == digest(inputs)
+
+
+def digest(inputs: Sequence[Inputs]) -> str:
+    """Return a short hash of a cell's token ids."""
+    ids = [batch["input_ids"].tolist() for batch in inputs]
+    return hashlib.sha256(json.dumps(ids).encode("ascii")).hexdigest()[:16]
 
 
 def _quantized_bytes(pair: Pair, choice: Choice) -> dict[str, int]:
@@ -177,11 +217,18 @@ def encoded(pair: Pair, workload: Any, cell: Cell, grid: Grid) -> list[Inputs]:
     tokenizer, device = pair.tokenizer, device_of(pair.target)
     contexts = [context for model in (pair.target, pair.draft) if (context := context_of(model)) is not None]
     room = min(contexts) - grid.max_new_tokens if contexts else None
-    needed = grid.num_batches(cell) * cell.batch_size
-    available = len(getattr(workload, "prompts", ())) or needed
+    if room is not None and room < 1:
+        raise ValueError(
+            f"`--max-new-tokens` must leave room for a prompt, but is {grid.max_new_tokens}, and the models' context "
+            f"is {min(contexts)}. Ask for fewer."
+        )
+    available = len(getattr(workload, "prompts", ())) or grid.num_prompts
+    # Only a batch that has more rows than there are prompts holds some of them twice.
+    num_batches = max(1, min(grid.num_prompts, available) // cell.batch_size)
+    needed = num_batches * cell.batch_size
     rows = workload.encoded(
         tokenizer,
-        min(needed, available),
+        min(needed, available) if available else needed,
         num_prompt_tokens=cell.num_prompt_tokens or None,
         max_prompt_tokens=room,
         seed=grid.seed,
