@@ -138,7 +138,8 @@ def provenance(options: argparse.Namespace) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         **{name: version(name) for name in ("torch", "transformers", "hf-specdec") if _is_installed(name)},
-        "options": {key: str(value) for key, value in vars(options).items()},
+        # Where results go says nothing about them, and a page about somebody's folders.
+        "options": {key: str(value) for key, value in vars(options).items() if key not in ("output", "render")},
     }
 
 

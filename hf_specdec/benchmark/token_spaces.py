@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import hf_specdec
 from hf_specdec.benchmark.demo_pair import provenance
+from hf_specdec.benchmark.verdicts import table
 from hf_specdec.demo import DEMO_PROMPTS, DemoPair, load_demo_pair
 from hf_specdec.metrics import SpeculationStats, added_up
 
@@ -126,7 +127,7 @@ def rendered(results: Mapping[str, Any]) -> str:
     temperatures = [float(text) for text in results["temperatures"]]
     names = ["greedy" if not own else f"temperature {own:g}" for own in temperatures]
     header = ["N", "prompt tokens in common", *(f"{name}: shared / text" for name in names)]
-    lines = [header, ["---"] * len(header)]
+    lines = []
     for row in results["rows"]:
         is_same = row["num_tokens"] == SAME
         cells = [
@@ -137,7 +138,7 @@ def rendered(results: Mapping[str, Any]) -> str:
         ]
         label = "the target's own tokenizer" if is_same else str(row["num_tokens"])
         lines.append([label, f"{row['shared_prompt_tokens']:.2f}", *cells])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return table(header, lines) + "\n"
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from hf_specdec.benchmark.bench.ways import OURS_PREFIX, PLAIN, PLAIN_AGAIN
+from hf_specdec.benchmark.verdicts import table
 
 HEADER = (
     "way",
@@ -55,11 +56,11 @@ def _memory(row: Mapping[str, Any]) -> str:
 
 def cell_table(key: str, cell: Mapping[str, Any]) -> Table:
     """Return a cell's table for the terminal."""
-    table = Table(*HEADER, title=key, title_justify="left")
+    shown = Table(*HEADER, title=key, title_justify="left")
     for name, row in cell["rows"].items():
         style = "red" if row["is_wrong"] else ("bold" if name.startswith(OURS_PREFIX) else "")
-        table.add_row(*row_texts(name, row, cell["ways"][name]), style=style)
-    return table
+        shown.add_row(*row_texts(name, row, cell["ways"][name]), style=style)
+    return shown
 
 
 def markdown(results: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
@@ -71,10 +72,10 @@ def markdown(results: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
     """
     parts = [f"# {results['pair']['target']} with {results['pair']['draft']}", _introduction(results)]
     parts += [f"![{name}]({name})" for name in plots]
-    parts += ["## Over all cells", _means(results), _verdict(results), "## Cell by cell"]
+    parts += ["## Over all cells", overview(results), _verdict(results), "## Cell by cell"]
     for key, cell in results["cells"].items():
         rows = [row_texts(name, row, cell["ways"][name]) for name, row in cell["rows"].items()]
-        parts += [f"### {key}", _table(HEADER, rows)]
+        parts += [f"### {key}", table(list(HEADER), rows)]
         if cell["refused"]:
             parts.append("Not run: " + "; ".join(f"{name} ({why})" for name, why in cell["refused"].items()) + ".")
         parts += _remarks(cell)
@@ -101,9 +102,16 @@ def _introduction(results: Mapping[str, Any]) -> str:
     )
 
 
-def _means(results: Mapping[str, Any]) -> str:
-    rows = [[name, f"{value:.2f}"] for name, value in results["means"].items() if name != PLAIN]
-    return _table(["way", "times faster, geometric mean"], rows)
+def overview(results: Mapping[str, Any]) -> str:
+    """Return how many times faster each way is than plain decoding, in every cell and in the geometric mean."""
+    cells = results["cells"]
+    rows = []
+    for name, mean in results["means"].items():
+        if name == PLAIN:
+            continue
+        ratios = [cell["rows"].get(name, {}).get("speed_up") for cell in cells.values()]
+        rows.append([name, *(_interval(ratio) if ratio else "" for ratio in ratios), f"{mean:.2f}"])
+    return table(["times faster than plain decoding", *cells, "geometric mean"], rows)
 
 
 def _verdict(results: Mapping[str, Any]) -> str:
@@ -130,11 +138,6 @@ def _remarks(cell: Mapping[str, Any]) -> list[str]:
     return ["\n".join(f"- {line}" for line in lines)] if lines else []
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [list(header), ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def comparison_text(differing: Sequence[Mapping[str, Any]], count: int) -> str:
     """Return what changed between two runs beyond noise, in Markdown."""
     agreeing = count - len(differing)
@@ -143,7 +146,7 @@ def comparison_text(differing: Sequence[Mapping[str, Any]], count: int) -> str:
         return "The two runs have no cell in common.\n"
     if differing:
         rows = [[own["cell"], own["way"], _interval(own["first"]), _interval(own["second"])] for own in differing]
-        lines += ["", _table(["cell", "way", "first", "second"], rows)]
+        lines += ["", table(["cell", "way", "first", "second"], rows)]
     return "\n".join(lines) + "\n"
 
 

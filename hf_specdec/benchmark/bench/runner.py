@@ -92,7 +92,7 @@ def weights_of(pair: Pair, way: Way, quantized_bytes: Mapping[str, int]) -> int:
         way: The way.
         quantized_bytes: Of the draft, by quantization other than "none".
     """
-    total = weight_bytes_of(pair.target)
+    total = weight_bytes_of(pair.target) + pair.ballast_bytes
     if not way.uses_draft:
         return total
     settings = way.keywords.get("speculative_config") or {}

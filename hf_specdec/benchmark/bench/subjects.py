@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 import hf_specdec
 from hf_specdec.benchmark.bench.ways import Pair
 from hf_specdec.benchmark.synthetic import SyntheticPair, make_synthetic_pair
-from hf_specdec.demo import DEMO_FOLDER, load_demo_pair
+from hf_specdec.demo import DEMO_FOLDER, ballast_size, load_demo_pair
 
 SYNTHETIC = "synthetic"
 SYNTHETIC_PROMPT_TOKENS = 64
@@ -69,6 +69,7 @@ def bundled_pair(num_parameters: int, dtype: torch.dtype, device: str) -> Subjec
         draft=pair.draft,
         tokenizer=pair.tokenizer,
         draft_name=str(DEMO_FOLDER / "draft"),
+        ballast_bytes=ballast_size(pair.target).num_bytes,
         note=note if num_parameters else "",
     )
     names = {"target": "the bundled target", "draft": "the bundled draft", "note": loaded.note}

@@ -34,6 +34,7 @@ class Pair:
         tokenizer: The target's, None for a synthetic pair, which has no text.
         draft_tokenizer: The draft's, None where it is the same.
         draft_name: Hub id or folder of the draft; quantized drafts can only be loaded by name.
+        ballast_bytes: Of the target, beside its parameters: what it was widened by.
         note: What a reader has to know about the pair, for instance that its acceptance is set.
     """
 
@@ -42,6 +43,7 @@ class Pair:
     tokenizer: PreTrainedTokenizerBase | None
     draft_tokenizer: PreTrainedTokenizerBase | None = None
     draft_name: str | None = None
+    ballast_bytes: int = 0
     note: str = ""
 
 
