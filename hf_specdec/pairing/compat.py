@@ -90,12 +90,13 @@ class TokenSpaces:
         if self.kind == "same" or ways.get(token_space, any(ways.values())):
             return
         asked = "" if token_space == "auto" else f" for `token_space={token_space!r}`"
-        remedy = next((f"Pass `token_space={way!r}`" for way, works in ways.items() if works), "")
+        remedy = next((f"Pass `token_space={way!r}`" for way, works in ways.items() if works), None)
         raise IncompatibleDraftError(
             f"A draft with another tokenizer must have tokens or characters in common with the target{asked}, but of "
             f"the target's {self.target.num_pieces} and the draft's {self.draft.num_pieces} tokens {self.num_shared} "
             f"are the same, and the draft can write {self.num_spellable} of the target's {self.num_texts} texts. "
-            f"{remedy or 'Choose a draft of the target’s family'}."
+            + (remedy or "Choose a draft of the target's family")
+            + "."
         )
 
 

@@ -178,8 +178,13 @@ def push_pairing(
         )
     if local := only_here(pairing):
         raise InvalidPairingError(
-            f"A published pairing names models that others have, but its {' and '.join(local)} is a path on this "
-            "machine. Publish that model first and give its Hub id, or save the draft into the pairing."
+            f"A published pairing names models that others have, but {' and '.join(f'its {role}' for role in local)} "
+            f"{'is a path' if len(local) == 1 else 'are paths'} on this machine. "
+            + (
+                "Publish the target first and give its Hub id."
+                if "target" in local
+                else "Publish the draft first and give its Hub id, or save it into the pairing (`--save-draft`)."
+            )
         )
     verify(pairing, trust_remote_code=True)
     contents: dict[str, bytes | str] = {name: recipe_text(name).encode() for name in RECIPE}
