@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -52,7 +53,9 @@ def bench(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="Of the processor; 0 leaves it to torch.")] = 0,
     num_parameters: Annotated[int, typer.Option(min=0, help="That the bundled target is widened by.")] = 100_000_000,
-    plots: Annotated[bool, typer.Option("--plots/--no-plots", help="Draw pictures; needs matplotlib.")] = True,
+    plots: Annotated[
+        bool | None, typer.Option("--plots/--no-plots", help="Draw pictures; default: where matplotlib is installed.")
+    ] = None,
     suite: Annotated[
         Literal["gpu"] | None,
         typer.Option(help="Everything for one run of ten minutes on an accelerator, on synthetic pairs."),
@@ -76,7 +79,7 @@ def bench(
     if suite is not None:
         _run_suite(options)
         return
-    draw = _drawing() if plots else None
+    draw = _drawing(plots)
     sets = _workloads(options)
     subject = _load(options)
     results = _run(options, subject, sets)
@@ -292,11 +295,15 @@ def _workloads(options: dict[str, Any]) -> dict[str, Any]:
     return {name: workload(name) for name in names}
 
 
-def _drawing() -> Any:
+def _drawing(plots: bool | None) -> Any:
+    """Return what draws, None where nothing is to be drawn; a missing library is told before the work."""
     from hf_specdec.benchmark.bench.plots import draw_all, figure_class
 
-    figure_class()
-    return draw_all
+    if plots is None:
+        plots = find_spec("matplotlib") is not None
+    if plots:
+        figure_class()
+    return draw_all if plots else None
 
 
 def _finish(results: dict[str, Any], output: Path, draw: Any, *, json_output: bool) -> None:
