@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.errors import IncompatibleDraftError, InvalidConfigError, InvalidPairingError, warn_caller
@@ -23,6 +23,7 @@ from hf_specdec.pairing.folder import check_model, verify
 from hf_specdec.pairing.hub import fetch_model
 from hf_specdec.pairing.resolve import base_of, find_pairing, id_of, read_if_pairing
 from hf_specdec.pairing.schema import DraftPairing, PairingSource
+from hf_specdec.pairing.tokenizers import local_tokenizer
 
 AUTO = "auto"
 
@@ -220,15 +221,3 @@ def _compared(target: PreTrainedModel, pairing: DraftPairing, tokenizer: Any) ->
             "a pairing for this target, or pass the draft itself if you know that it fits."
         )
     return "the tokenizer is the pairing's"
-
-
-def local_tokenizer(name: str | None, revision: str | None = None) -> Any:
-    """Return the tokenizer that belongs to a model's name, if it is on this machine; None otherwise."""
-    if not name:
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(
-            name, revision=revision or "main", local_files_only=True, trust_remote_code=False
-        )
-    except Exception:  # noqa: BLE001  # without one there is nothing to compare, whatever the reason
-        return None

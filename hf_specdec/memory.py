@@ -73,6 +73,21 @@ def linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, Any]]:
             yield name, module
 
 
+def held_bytes(model: PreTrainedModel) -> int:
+    """Return the bytes of all tensors that a model holds, with those that bitsandbytes keeps beside its weights."""
+    tensors: dict[int, torch.Tensor] = {}
+    for owner in (*model.parameters(), *model.buffers()):
+        state = getattr(owner, "quant_state", None)
+        beside = [getattr(owner, "SCB", None), getattr(state, "absmax", None), getattr(state, "code", None)]
+        found = [owner.data, *(tensor for tensor in beside if isinstance(tensor, torch.Tensor))]
+        tensors |= {tensor.data_ptr(): tensor for tensor in found}
+    for module in model.modules():
+        scales = getattr(getattr(module, "state", None), "SCB", None)
+        if isinstance(scales, torch.Tensor):
+            tensors[scales.data_ptr()] = scales
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
+
+
 def size_of(config: Any, dtype: torch.dtype) -> ModelSize:
     """Return what the model of a configuration takes unquantized."""
     return sizes_of(config, dtype, ["none"])["none"]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from hf_specdec.benchmark.bench.ways import generation_settings
 from hf_specdec.benchmark.demo_pair import Run, Times, methods
 from hf_specdec.demo import DEMO_PROMPTS, DemoPair, widen
 from hf_specdec.metrics import SpeculationStats, added_up
@@ -156,8 +157,7 @@ def runs_of(drafts: Drafts, cell: Cell, grid: Grid) -> dict[str, Run]:
 
 def settings_of(cell: Cell, num_new_tokens: int) -> dict[str, Any]:
     """Return what every method passes to `generate`."""
-    settings = {"max_new_tokens": num_new_tokens, "min_new_tokens": num_new_tokens, "do_sample": cell.temperature > 0}
-    return settings | ({"temperature": cell.temperature, "top_k": 0} if cell.temperature > 0 else {})
+    return generation_settings(cell.temperature, num_new_tokens)
 
 
 def _run_with(pair: DemoPair, settings: dict[str, Any], **keywords: Any) -> Run:

@@ -37,7 +37,7 @@ from hf_specdec.benchmark.quantized_table import AUTO, FIXED, WAYS, rendered, wi
 from hf_specdec.config import SpeculativeConfig
 from hf_specdec.demo import DEMO_FOLDER, DEMO_PROMPTS, load_demo_pair
 from hf_specdec.loading import resolve_draft
-from hf_specdec.memory import QUANTIZATIONS, skeleton_of, weight_bytes
+from hf_specdec.memory import QUANTIZATIONS, held_bytes, skeleton_of, weight_bytes
 from hf_specdec.metrics import SpeculationStats, added_up
 from hf_specdec.placement import device_of
 
@@ -170,21 +170,6 @@ def deeds_of(timing: Timing) -> dict[str, Any]:
 def _draft_step(calls: list[SpeculationStats]) -> float | None:
     num_steps = sum(sum(call.draft_lengths) for call in calls)
     return round(1e3 * sum(call.draft_seconds for call in calls) / num_steps, 4) if num_steps else None
-
-
-def held_bytes(model: PreTrainedModel) -> int:
-    """Return the bytes of all tensors that a model holds, with those that bitsandbytes keeps beside its weights."""
-    tensors: dict[int, torch.Tensor] = {}
-    for owner in (*model.parameters(), *model.buffers()):
-        state = getattr(owner, "quant_state", None)
-        beside = [getattr(owner, "SCB", None), getattr(state, "absmax", None), getattr(state, "code", None)]
-        found = [owner.data, *(tensor for tensor in beside if isinstance(tensor, torch.Tensor))]
-        tensors |= {tensor.data_ptr(): tensor for tensor in found}
-    for module in model.modules():
-        scales = getattr(getattr(module, "state", None), "SCB", None)
-        if isinstance(scales, torch.Tensor):
-            tensors[scales.data_ptr()] = scales
-    return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
 
 
 def parser_of_options() -> argparse.ArgumentParser:

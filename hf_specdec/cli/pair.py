@@ -95,8 +95,8 @@ def _draft_name(pairing: DraftPairing) -> str | Path:
 def _compared(name: str, revision: str | None, wanted: str | None) -> str:
     if wanted is None:
         return "not compared: the pairing has no fingerprint"
-    from hf_specdec.matching import local_tokenizer
     from hf_specdec.pairing.fingerprint import fingerprint
+    from hf_specdec.pairing.tokenizers import local_tokenizer
 
     tokenizer = local_tokenizer(name, revision)
     if tokenizer is None:

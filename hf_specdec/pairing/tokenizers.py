@@ -106,19 +106,21 @@ def _found(source: Source) -> Any:
     """Return a tokenizer, None where there is none on this machine that can be used."""
     if source.tokenizer is not None:
         tokenizer = _inner(source.tokenizer)
-    elif source.name:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(
-                source.name,
-                revision=source.revision or "main",
-                trust_remote_code=source.trust_remote_code,
-                local_files_only=True,
-            )
-        except Exception:  # noqa: BLE001  without a tokenizer a draft is used as if it had the target's
-            return None
     else:
-        return None
+        tokenizer = local_tokenizer(source.name, source.revision, trust_remote_code=source.trust_remote_code)
     return tokenizer if callable(getattr(tokenizer, "get_vocab", None)) else None
+
+
+def local_tokenizer(name: str | None, revision: str | None = None, *, trust_remote_code: bool = False) -> Any:
+    """Return the tokenizer that belongs to a model's name, if it is on this machine; None otherwise."""
+    if not name:
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(
+            name, revision=revision or "main", local_files_only=True, trust_remote_code=trust_remote_code
+        )
+    except Exception:  # noqa: BLE001  without one there is nothing to compare, whatever the reason
+        return None
 
 
 def _inner(tokenizer: Any) -> Any:

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import models
 from hf_specdec.pairing.fingerprint import fingerprint
 from hf_specdec.pairing.folder import hash_files
@@ -13,6 +15,11 @@ from hf_specdec.pairing.schema import DraftPairing, Measurement, ModelReference
 
 COMMITS = ("0123456789abcdef" * 3)[:40], "f" * 40
 DIGEST = "sha256:" + "ab" * 32
+BATCH = {
+    "input_ids": torch.tensor([[0, 0, 1, 5, 9, 12], [1, 7, 7, 20, 33, 41]]),
+    "attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]),
+}
+KINDS = ("identical", "unrelated", "noisy")
 
 
 def build_measurement(**overrides: Any) -> Measurement:
@@ -75,3 +82,12 @@ def rewrite(folder: Path, **changes: Any) -> None:
 def rehash(folder: Path) -> None:
     """List the draft's files as they are now, as an attacker who can write the JSON would."""
     rewrite(folder, files=hash_files(folder, "draft"))
+
+
+def build_kinds(root: Path) -> dict[str, Path]:
+    """Return pairings with three kinds of own draft, in folders of `root`."""
+    for kind, draft in models.build_drafts(models.build_target()).items():
+        build_own_pairing(root / kind)
+        draft.save_pretrained(root / kind / "draft")
+        rehash(root / kind)
+    return {kind: root / kind for kind in KINDS}

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers.dynamic_module_utils as host_modules
 from integration.comparing import assert_same_ids
-from pairing.building import build_own_pairing, rehash
+from pairing.building import BATCH, KINDS, build_kinds, build_own_pairing
 from transformers.generation.streamers import BaseStreamer
 
 import hf_specdec
@@ -23,21 +23,11 @@ from hf_specdec import InvalidPairingError
 from hf_specdec.pairing.folder import recipe_text
 
 ROOT = Path(__file__).parents[2]
-BATCH = {
-    "input_ids": torch.tensor([[0, 0, 1, 5, 9, 12], [1, 7, 7, 20, 33, 41]]),
-    "attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]),
-}
-KINDS = ("identical", "unrelated", "noisy")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("pairings")
-    for kind, draft in models.build_drafts(models.build_target()).items():
-        build_own_pairing(root / kind)
-        draft.save_pretrained(root / kind / "draft")
-        rehash(root / kind)
-    return {kind: root / kind for kind in KINDS}
+    return build_kinds(tmp_path_factory.mktemp("pairings"))
 
 
 def installed(folder: Path) -> Path:

@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 import torch
 from integration.comparing import assert_same_ids
-from pairing.building import COMMITS, DIGEST, build_own_pairing, build_pairing, rehash, rewrite
+from pairing.building import (
+    BATCH,
+    COMMITS,
+    DIGEST,
+    KINDS,
+    build_kinds,
+    build_pairing,
+    rehash,
+    rewrite,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 import hf_specdec
@@ -37,22 +46,11 @@ from hf_specdec.pairing.folder import read_folder
 from hf_specdec.pairing.resolve import CuratedPair, curated_pairs, find_pairing, id_of
 from hf_specdec.pairing.schema import ModelReference
 
-BATCH = {
-    "input_ids": torch.tensor([[0, 0, 1, 5, 9, 12], [1, 7, 7, 20, 33, 41]]),
-    "attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1]]),
-}
-KINDS = ("identical", "unrelated", "noisy")
-
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return pairings with three kinds of own draft."""
-    root = tmp_path_factory.mktemp("pairings")
-    for kind, draft in models.build_drafts(models.build_target()).items():
-        build_own_pairing(root / kind)
-        draft.save_pretrained(root / kind / "draft")
-        rehash(root / kind)
-    return {kind: root / kind for kind in KINDS}
+    return build_kinds(tmp_path_factory.mktemp("pairings"))
 
 
 @pytest.fixture

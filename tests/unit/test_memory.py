@@ -29,6 +29,7 @@ from hf_specdec.memory import (
     cache_bytes,
     choose_quantization,
     free_bytes,
+    held_bytes,
     in_words,
     skeleton_of,
     weight_bytes,
@@ -66,20 +67,6 @@ def tiny_gpt() -> PreTrainedModel:
 FAMILIES = {"llama": tiny_llama, "qwen, tied": tiny_qwen, "gpt": tiny_gpt, "bundled": lambda: load_demo_pair().draft}
 
 
-def measured_bytes(model: PreTrainedModel) -> int:
-    """Count the storage of every tensor that a model holds, the ones bitsandbytes keeps beside its weights included."""
-    tensors: dict[int, torch.Tensor] = {}
-    for owner in (*model.parameters(), *model.buffers()):
-        state = getattr(owner, "quant_state", None)
-        found = [owner.data, getattr(owner, "SCB", None), getattr(state, "absmax", None), getattr(state, "code", None)]
-        tensors |= {tensor.data_ptr(): tensor for tensor in found if isinstance(tensor, torch.Tensor)}
-    for module in model.modules():
-        scales = getattr(getattr(module, "state", None), "SCB", None)
-        if isinstance(scales, torch.Tensor):
-            tensors[scales.data_ptr()] = scales
-    return sum(tensor.untyped_storage().nbytes() for tensor in tensors.values())
-
-
 def settings_of(quantization: str) -> dict[str, Any]:
     if quantization == "none":
         return {}
@@ -98,7 +85,7 @@ def test_predicted_bytes_are_those_of_the_loaded_weights(family: str, quantizati
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, **settings_of(quantization))
     predicted = weight_bytes(skeleton_of(model.config, torch.bfloat16), quantization)
-    assert predicted == pytest.approx(measured_bytes(loaded), rel=0.05)
+    assert predicted == pytest.approx(held_bytes(loaded), rel=0.05)
 
 
 @pytest.mark.parametrize(("num_rows", "num_tokens"), [(1, 40), (3, 7)])

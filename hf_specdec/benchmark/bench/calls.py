@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel
-from transformers.generation.streamers import BaseStreamer
 
+from hf_specdec.benchmark.demo_pair import FirstToken
 from hf_specdec.metrics import SpeculationStats
 
 _STATUS = Path("/proc/self/status")
@@ -42,23 +42,6 @@ class TimedCall:
     stats: SpeculationStats | None
 
 
-class FirstToken(BaseStreamer):
-    """Notes when the first token after the prompt arrives."""
-
-    def __init__(self) -> None:
-        self.num_puts = 0
-        self.arrived = 0.0
-
-    def put(self, value: torch.Tensor) -> None:
-        """Count a put; the first is the prompt."""
-        self.num_puts += 1
-        if self.num_puts == 2:
-            self.arrived = time.perf_counter()
-
-    def end(self) -> None:
-        """Nothing is left to do."""
-
-
 def timed_call(target: Any, inputs: Mapping[str, torch.Tensor], keywords: Mapping[str, Any]) -> TimedCall:
     """Call `target.generate` once.
 
@@ -67,10 +50,10 @@ def timed_call(target: Any, inputs: Mapping[str, torch.Tensor], keywords: Mappin
         inputs: `input_ids` and `attention_mask`, `[B, L]`.
         keywords: Everything else.
     """
-    streamer = FirstToken()
     device = target.device
     with _counting(target) as forwards, _peak(device) as peak:
         synchronize(device)
+        streamer = FirstToken()
         started = time.perf_counter()
         output = target.generate(**inputs, **keywords, streamer=streamer, return_dict_in_generate=True)
         synchronize(device)
@@ -78,7 +61,7 @@ def timed_call(target: Any, inputs: Mapping[str, torch.Tensor], keywords: Mappin
     new_ids: list[list[int]] = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()
     return TimedCall(
         token_ids=new_ids,
-        first_seconds=streamer.arrived - started if streamer.arrived else seconds,
+        first_seconds=streamer.seconds or seconds,
         seconds=seconds,
         peak_bytes=peak[0],
         num_target_forwards=len(forwards),

@@ -12,7 +12,8 @@ import torch
 
 from hf_specdec.benchmark.bench.calls import TimedCall, timed_call
 from hf_specdec.benchmark.bench.grid import Cell, Grid
-from hf_specdec.benchmark.bench.ways import PLAIN, Pair, Way, generation_settings, weight_bytes_of
+from hf_specdec.benchmark.bench.ways import PLAIN, Pair, Way, generation_settings
+from hf_specdec.memory import held_bytes
 from hf_specdec.metrics import SpeculationStats, added_up
 
 SEEDS_PER_REPEAT = 1000
@@ -92,12 +93,12 @@ def weights_of(pair: Pair, way: Way, quantized_bytes: Mapping[str, int]) -> int:
         way: The way.
         quantized_bytes: Of the draft, by quantization other than "none".
     """
-    total = weight_bytes_of(pair.target) + pair.ballast_bytes
+    total = held_bytes(pair.target) + pair.ballast_bytes
     if not way.uses_draft:
         return total
     settings = way.keywords.get("speculative_config") or {}
     quantization = settings.get("draft_quantization", "none")
-    return total + (quantized_bytes[quantization] if quantization != "none" else weight_bytes_of(pair.draft))
+    return total + (quantized_bytes[quantization] if quantization != "none" else held_bytes(pair.draft))
 
 
 def _way_values(calls: Sequence[TimedCall], num_differing: int, *, is_greedy: bool) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 PLAIN = "plain"
@@ -160,19 +159,3 @@ def generation_settings(temperature: float, num_new_tokens: int) -> dict[str, An
     if not temperature:
         return {**settings, "do_sample": False}
     return {**settings, "do_sample": True, "temperature": temperature, "top_k": 0}
-
-
-def weight_bytes_of(model: torch.nn.Module) -> int:
-    """Return the bytes of a loaded model's weights and of what quantization keeps beside them."""
-    seen: dict[int, int] = {}
-    for tensor in (*model.parameters(), *model.buffers()):
-        state = getattr(tensor, "quant_state", None)
-        for part in (
-            tensor,
-            getattr(tensor, "SCB", None),
-            getattr(state, "absmax", None),
-            getattr(state, "code", None),
-        ):
-            if isinstance(part, torch.Tensor):
-                seen[part.data_ptr()] = part.nbytes
-    return sum(seen.values())
