@@ -20,6 +20,7 @@ from hf_specdec.drafters.shared_tokens import SharedTokensDrafter
 from hf_specdec.drafters.text import TextDrafter
 from hf_specdec.drafters.translation import Translator, chosen_space
 from hf_specdec.engine.host import Prefill, prefill, sample_plainly
+from hf_specdec.engine.lending import lent_runner
 from hf_specdec.engine.loop import speculative_decode
 from hf_specdec.engine.session import Request, Session
 from hf_specdec.errors import IncompatibleDraftError, UnsupportedGenerationError, warn_caller
@@ -130,6 +131,9 @@ def _decode(
         return _with_plain_stats(output, chosen.reason, call.started, input_ids.shape[1])
     token_space = _token_space(call, input_ids, prepared, do_sample=bool(generation_config.do_sample))
     with ExitStack() as loans:
+        wanted = call.config.runner
+        runner = loans.enter_context(lent_runner(call.model, model, wanted, chosen.target))
+        draft_runner = loans.enter_context(lent_runner(call.model, call.draft, wanted, chosen.draft))
         request = Request(
             model=model,
             input_ids=input_ids,
@@ -144,6 +148,8 @@ def _decode(
             make_drafter=lambda session: _drafter(call, session, chosen.draft, inputs_tensor, token_space),
             target_lane=chosen.target,
             draft_lane=chosen.draft,
+            runner=runner,
+            draft_runner=draft_runner,
             started=call.started,
             health=health_of(call.model, call.draft, quantization_of(call.draft)[0], suspicions_of(call.draft)),
         )
@@ -204,6 +210,7 @@ def _drafter(call: Call, session: Session, lane: str, encoder_input: Any, token_
         "attention_mask": mask[:, -num_columns:] if mask is not None else None,
         "capacity": sequences.buffer.shape[1],
         "lane": lane,
+        "static": request.draft_runner.static if lane == "ragged" else None,
     }
     if call.spaces is None:
         return ModelDrafter(draft, sequences, inputs=inputs, **settings)

@@ -16,6 +16,7 @@ LONGEST_ADAPTIVE_DRAFT = 16
 _Verification = Literal["block", "token"]
 DraftQuantization = Literal["auto", "none", "nf4", "fp4", "int8"]
 _TokenSpace = Literal["auto", "shared", "text"]
+_Runner = Literal["auto", "eager", "compiled", "cuda_graph"]
 
 FOREIGN_SPELLINGS: dict[str, str] = {
     "num_assistant_tokens": "num_draft_tokens",  # transformers
@@ -59,6 +60,13 @@ class SpeculativeConfig:
             draft writes the prompt in fewer tokens than the target, else "shared".
         controller_hints: What "auto" learned about this pair elsewhere, `output.speculation.controller_hints`, to start
             from; it goes on learning.
+        runner: How forwards run where a model's caches allow it. "eager" runs the model as it is; "cuda_graph" captures
+            its forwards on a CUDA device and replays them, which takes the launching of kernels off the host;
+            "compiled" hands them to `torch.compile`, which takes a minute or more once per shape, on any device;
+            "auto" is "cuda_graph" on CUDA devices and "eager" elsewhere. What cannot be prepared runs eagerly, and the
+            stats say why. Prepared forwards and their caches stay with the models until `disable()`.
+        profile: Record what the time of a call goes into: seconds per phase, and a trace of `torch.profiler` in a
+            temporary file, both told in the stats (`profile`, `trace_file`). Recording itself takes time.
 
     Raises:
         InvalidConfigError: If a value has the wrong type or is out of range.
@@ -79,6 +87,8 @@ class SpeculativeConfig:
     draft_tokenizer: Any = field(default=None, hash=False, repr=False)
     token_space: _TokenSpace = "auto"
     controller_hints: Mapping[str, Any] | None = field(default=None, hash=False)
+    runner: _Runner = "auto"
+    profile: bool = False
 
     def __post_init__(self) -> None:
         """Check every field."""
@@ -88,8 +98,10 @@ class SpeculativeConfig:
             "draft_quantization", self.draft_quantization, get_args(DraftQuantization), "to choose by free memory"
         )
         _check_choice("token_space", self.token_space, get_args(_TokenSpace), "to choose by the prompt")
+        _check_choice("runner", self.runner, get_args(_Runner), "to choose by device")
         _check_draft_tokenizer(self.draft_tokenizer)
         _check_bool("strict", self.strict)
+        _check_bool("profile", self.profile)
         _check_bool("trust_remote_code", self.trust_remote_code)
         _check_on_round(self.on_round)
         _check_draft_revision(self.draft_revision)

@@ -16,6 +16,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from hf_specdec.call import Call, generate_with_draft
 from hf_specdec.config import SpeculativeConfig
+from hf_specdec.engine.lending import forget_prepared
 from hf_specdec.errors import UnsupportedGenerationError
 from hf_specdec.learned import forget_learned
 from hf_specdec.loading import compared_tokens, forget_drafts
@@ -112,7 +113,8 @@ def disable(model: None = None) -> None: ...
 def disable(model: Any = None) -> Any:
     """Undo `enable`: give one model its class back, or restore `GenerationMixin.generate`.
 
-    Drafts that were loaded by name for the model are freed, and what adaptive draft lengths learned is forgotten.
+    Drafts that were loaded by name for the model are freed, so are compiled and captured forwards with their caches,
+    and what adaptive draft lengths learned is forgotten.
 
     Args:
         model: The model given to `enable`, or None for the process-wide form.
@@ -125,6 +127,7 @@ def disable(model: Any = None) -> Any:
         forget_drafts(None)
         forget_pairings(None)
         forget_learned(None)
+        forget_prepared(None)
         return None
     target = _inner_model(model)
     original = type(target).__dict__.get("_specdec_original_class")
@@ -133,6 +136,7 @@ def disable(model: Any = None) -> Any:
     forget_drafts(target)
     forget_pairings(target)
     forget_learned(target)
+    forget_prepared(target)
     return model
 
 

@@ -7,13 +7,17 @@ from typing import Any
 
 import torch
 
+from hf_specdec.drafters.unit import draft_steps, first_count, unit_key
+from hf_specdec.engine.acceptance import drawn_with
 from hf_specdec.engine.compatible import CompatibleLane
 from hf_specdec.engine.forward import Lane, prefilled_lane
 from hf_specdec.engine.host import prefill_by_host
 from hf_specdec.engine.layout import context_of
 from hf_specdec.engine.processors import ProcessorPlan
+from hf_specdec.engine.scratch import Scratch, in_float32
 from hf_specdec.engine.sequences import Sequences, Span
 from hf_specdec.engine.state import Proposal, Shadow
+from hf_specdec.engine.static import StaticForward
 from hf_specdec.placement import device_of
 
 Tensor = torch.Tensor
@@ -28,6 +32,8 @@ class ModelDrafter:
 
     # Whether `propose` asks after each token if it goes on.
     asks_midway = True
+    # Whether all steps of a proposal may be captured as one.
+    drafts_as_one = True
     # Committed tokens at the end that may still be read otherwise.
     num_open = 0
 
@@ -43,6 +49,7 @@ class ModelDrafter:
         capacity: int,
         lane: str = "ragged",
         inputs: Mapping[str, Any] | None = None,
+        static: StaticForward | None = None,
     ) -> None:
         """Prepare to draft.
 
@@ -56,6 +63,7 @@ class ModelDrafter:
             capacity: Cache slots to allocate per row.
             lane: "ragged", or "compatible" where rows move in lockstep.
             inputs: What the draft reads beside tokens (an encoder's input, images), as for `generate`.
+            static: What prepares its forwards, None to run it as usual.
         """
         self.model = model
         self.sequences = sequences
@@ -67,7 +75,9 @@ class ModelDrafter:
         self.attention_mask = attention_mask
         self.capacity = capacity
         self.lane_name = lane
+        self.scratch = Scratch()
         self.inputs = dict(inputs or {})
+        self.static = static
         embeddings = model.get_input_embeddings().weight
         self.num_embeddings = int(embeddings.shape[0])
         self.max_positions = context_of(model)
@@ -108,36 +118,67 @@ class ModelDrafter:
 
     def propose(self, num_draft_tokens: int, goes_on: Callable[[Tensor], bool] | None = None) -> Proposal:
         """Take up to `num_draft_tokens` steps, the first over all committed tokens that are still unread."""
-        own = self.own
-        lengths = own.lengths
-        self._proposed_at = lengths
+        self._proposed_at = self.own.lengths
         self._settle()
+        proposal = self._proposed_as_one(num_draft_tokens) if goes_on is None else None
+        if proposal is None:
+            proposal = self._proposed_by_steps(num_draft_tokens, goes_on)
+        self._num_proposed = proposal.token_ids.shape[1]
+        return proposal
+
+    def _proposed_by_steps(self, num_draft_tokens: int, goes_on: Callable[[Tensor], bool] | None) -> Proposal:
+        own = self.own
         # Rows that lack fewer tokens write a known one again: nothing changes and the batch stays rectangular.
         num_missing = self._num_missing()
         span = own.span(-num_missing, num_missing)
         tokens = own.read(span, num_missing)
         chosen: list[Tensor] = []
-        laws: list[Tensor] = []
-        broken: list[Tensor] = []
+        bests: list[Tensor] = []
+        laws: Tensor | None = None
         for step in range(num_draft_tokens):
             scores = self._scored(self._logits(tokens, span, 1), step)
-            token, law, is_broken = self._choose(scores)
+            law: Tensor | None = None
+            if self.do_sample:
+                if laws is None:
+                    num_rows, vocab_size = scores.shape
+                    laws = self.scratch.take("laws", (num_rows, num_draft_tokens, vocab_size), scores)
+                    noise = self.scratch.take("noise", (num_draft_tokens, num_rows, vocab_size), scores).exponential_()
+                law = torch.softmax(scores, dim=-1, out=laws[:, step])
+                token = drawn_with(law, noise[step])
+            else:
+                best, token = scores.max(dim=-1)
+                bests.append(best)
             chosen.append(token)
-            broken.append(is_broken)
-            if law is not None:
-                laws.append(law)
             # lossless: the token just drawn stays, whatever is decided about the next one.
             if (goes_on is not None and not goes_on(_confidence(scores, law))) or step + 1 == num_draft_tokens:
                 break
             span, tokens = own.span(step, 1), self._as_read(token)[:, None]
             if self.plan.reads_prefix:
                 self.sequences.write(self.sequences.span(step, 1), token[:, None])
-        self._num_proposed = len(chosen)
-        return Proposal(
-            token_ids=torch.stack(chosen, dim=1),
-            probs=torch.stack(laws, dim=1) if laws else None,
-            is_broken=torch.stack(broken, dim=1).any(dim=1),
-        )
+        token_ids = torch.stack(chosen, dim=1)
+        if laws is None:
+            return Proposal(token_ids=token_ids, is_broken=~torch.stack(bests, dim=1).isfinite().all(dim=1))
+        # Where the draft gave no law, token 0 was drawn, and acceptance counts it as not drafted.
+        laws = laws[:, : len(chosen)]
+        return Proposal(token_ids=token_ids, probs=laws, is_broken=laws[:, :, 0].isnan().any(dim=1))
+
+    def _proposed_as_one(self, num_draft_tokens: int) -> Proposal | None:
+        """Take all steps as one captured unit, where that can be."""
+        lane, own = self.lane, self.own
+        if self.static is None or not self.drafts_as_one or not isinstance(lane, Lane):
+            return None
+        count = first_count(self._num_missing(), min(own.lengths))
+        key = unit_key(self.plan, num_draft_tokens, do_sample=self.do_sample, vocab_size=self.vocab_size)
+        if count is None or key is None or self.sequences.device != lane.device:
+            return None
+        span = own.span(-count, count)
+        tokens = self._embeddable(own.read(span, count))
+        steps = draft_steps(self.plan, num_draft_tokens, self._fitted_alone, do_sample=self.do_sample)
+        drafted = lane.run_unit(self.static, key, steps, tokens, span, num_draft_tokens)
+        if drafted is None:
+            return None
+        token_ids, laws, is_broken = drafted
+        return Proposal(token_ids=token_ids, probs=laws if self.do_sample else None, is_broken=is_broken)
 
     def shadow(self, num_tokens: int) -> Shadow:
         """Read the committed tokens in at most two forwards and judge the last `num_tokens` of them."""
@@ -201,7 +242,8 @@ class ModelDrafter:
         if mask is not None:
             mask = torch.nn.functional.pad(mask, (0, num_columns - num_prompt_columns), value=1)
         if self.lane_name == "ragged":
-            self.lane = prefilled_lane(self.model, tokens, mask, capacity=max(self.capacity, num_columns))
+            capacity = max(self.capacity, num_columns)
+            self.lane = prefilled_lane(self.model, tokens, mask, capacity=capacity, static=self.static)
         else:
             prefill = prefill_by_host(self.model, **self._prompt_arguments(tokens, mask))
             self.lane = CompatibleLane(self.model, prefill, is_draft=True)
@@ -226,7 +268,7 @@ class ModelDrafter:
         """Feed `[B, T]` tokens and return the last logits `[B, num_logits, V]`, V being the draft's vocabulary."""
         assert self.lane is not None, "the prefill opens the lane"
         logits: Tensor = self.lane.forward(self._embeddable(tokens), span, num_logits=num_logits).logits
-        return logits[:, -num_logits:]
+        return logits if logits.shape[1] == num_logits else logits[:, -num_logits:]
 
     def _scored(self, logits: Tensor, step: int) -> Tensor:
         """Return what a draft step chooses by, `[B, V]`, from its logits `[B, 1, draft's V]`."""
@@ -242,7 +284,17 @@ class ModelDrafter:
 
     def _fitted(self, logits: Tensor) -> Tensor:
         """Return float32 logits over the target's vocabulary, on its device."""
-        logits = logits[..., : self.vocab_size].to(device=self.sequences.device, dtype=torch.float32)
+        if logits.shape[-1] > self.vocab_size:
+            logits = logits[..., : self.vocab_size]
+        return self._padded(in_float32(logits, self.sequences.device, self.scratch, "draft logits"))
+
+    def _fitted_alone(self, logits: Tensor) -> Tensor:
+        """Return the same in memory of its own."""
+        return self._padded(logits[..., : self.vocab_size].float())
+
+    def _padded(self, logits: Tensor) -> Tensor:
+        if logits.shape[-1] == self.vocab_size:
+            return logits
         # Ids that only the target has get probability 0, ids that only the draft has are cut off.
         return torch.nn.functional.pad(logits, (0, self.vocab_size - logits.shape[-1]), value=-torch.inf)
 
@@ -268,19 +320,6 @@ class ModelDrafter:
         if self.num_embeddings >= self.vocab_size:
             return token_ids
         return token_ids.clamp(max=self.num_embeddings - 1)
-
-    def _choose(self, scores: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return tokens `[B]`, the law they were drawn from `[B, V]` (None when greedy), and where it was NaN `[B]`."""
-        if not self.do_sample:
-            best, token = scores.max(dim=-1)
-            return token, None, ~best.isfinite()
-        law = scores.softmax(dim=-1)
-        is_broken = law[:, 0].isnan()
-        # A broken row proposes token 0 for sure: a valid law, so the answer stays exact until drafting is switched off.
-        certain = torch.zeros_like(law)
-        certain[:, 0] = 1
-        law = torch.where(is_broken[:, None], certain, law)
-        return torch.multinomial(law, 1).squeeze(1), law, is_broken
 
 
 def _confidence(scores: Tensor, law: Tensor | None) -> Tensor:

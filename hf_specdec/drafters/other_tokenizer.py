@@ -17,6 +17,7 @@ from hf_specdec.drafters.translation import OwnText, Translator
 from hf_specdec.engine.processors import ProcessorPlan
 from hf_specdec.engine.sequences import Sequences
 from hf_specdec.engine.state import Proposal
+from hf_specdec.engine.static import StaticForward
 
 Tensor = torch.Tensor
 
@@ -26,6 +27,7 @@ class OtherTokenizerDrafter(ModelDrafter):
 
     # What the target adds may add nothing to the draft's own text, whose last token is then read again.
     num_open = 1
+    drafts_as_one = False
 
     def __init__(
         self,
@@ -39,6 +41,7 @@ class OtherTokenizerDrafter(ModelDrafter):
         attention_mask: Tensor | None,
         capacity: int,
         lane: str,
+        static: StaticForward | None = None,
     ) -> None:
         """Prepare to draft; nothing is read yet.
 
@@ -52,6 +55,7 @@ class OtherTokenizerDrafter(ModelDrafter):
             attention_mask: The prompt's, `[B, W]`, None when nothing is padded.
             capacity: Columns that are expected for the target's text.
             lane: "ragged", or "compatible" where rows move in lockstep.
+            static: What prepares the draft's forwards, None to run it as usual.
         """
         super().__init__(
             model,
@@ -62,6 +66,7 @@ class OtherTokenizerDrafter(ModelDrafter):
             attention_mask=None,
             capacity=capacity,
             lane=lane,
+            static=static,
         )
         self.translator = translator
         self._prompt_mask = attention_mask

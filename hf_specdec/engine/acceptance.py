@@ -9,6 +9,8 @@ token that replaces it follows the target. A failing draft thus costs time, not 
 
 import torch
 
+from hf_specdec.engine.scratch import FRESH, Scratch
+
 
 def greedy_acceptance(
     draft_token_ids: torch.Tensor, target_token_ids: torch.Tensor
@@ -30,7 +32,11 @@ def greedy_acceptance(
 
 
 def token_verification(
-    draft_token_ids: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, uniforms: torch.Tensor
+    draft_token_ids: torch.Tensor,
+    draft_probs: torch.Tensor,
+    target_probs: torch.Tensor,
+    uniforms: torch.Tensor,
+    scratch: Scratch = FRESH,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Accept draft tokens one by one, each with probability min(1, target / draft), until the first rejection.
 
@@ -41,6 +47,7 @@ def token_verification(
         draft_probs: `[B, K, V]`, float32, after processors.
         target_probs: `[B, K+1, V]`, float32, after processors.
         uniforms: `[B, K]`, float32, independent and uniform on [0, 1).
+        scratch: Where the returned distribution and what leads to it are written; fresh tensors by default.
 
     Returns:
         `num_accepted` `[B]`, 0..K, and `next_probs` `[B, V]`, the distribution of the next token: the residual
@@ -52,15 +59,20 @@ def token_verification(
     ratios = _target_over_draft(draft_token_ids, draft_probs, target_probs)  # [B, K]
     # lossless: strict, since a uniform on [0, 1) is below h with probability exactly h, and 0 must never be accepted.
     num_accepted = (uniforms < ratios).long().cumprod(dim=1).sum(dim=1)
-    target_row = _row_at(target_probs, num_accepted)  # [B, V]
-    draft_row = _row_at(draft_probs, num_accepted.clamp(max=num_draft_tokens - 1))  # [B, V]
-    residual = (target_row - draft_row).clamp_(min=0.0)
+    target_row = _row_at(target_probs, num_accepted, scratch, "target row")  # [B, V]
+    draft_row = _row_at(draft_probs, num_accepted.clamp(max=num_draft_tokens - 1), scratch, "residual row")  # [B, V]
+    residual = torch.sub(target_row, draft_row, out=draft_row).clamp_(min=0.0)
     is_rejected = num_accepted < num_draft_tokens
     return num_accepted, _next_probs(residual, residual.sum(dim=1), target_row, is_rejected)
 
 
 def block_verification(
-    draft_token_ids: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor, uniforms: torch.Tensor
+    draft_token_ids: torch.Tensor,
+    draft_probs: torch.Tensor,
+    target_probs: torch.Tensor,
+    uniforms: torch.Tensor,
+    scratch: Scratch = FRESH,
+    prefix_probs: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Accept the longest prefix of the draft that passes its own test, judging the draft tokens jointly.
 
@@ -72,6 +84,8 @@ def block_verification(
         draft_probs: `[B, K, V]`, float32, after processors.
         target_probs: `[B, K+1, V]`, float32, after processors.
         uniforms: `[B, K]`, float32, independent and uniform on [0, 1).
+        scratch: Where the returned distribution and what leads to it are written; fresh tensors by default.
+        prefix_probs: What `prefix_acceptance_probs` returns, where it is known already.
 
     Returns:
         `num_accepted` `[B]`, 0..K, and `next_probs` `[B, V]`, the distribution of the next token: the residual
@@ -81,9 +95,11 @@ def block_verification(
     num_draft_tokens = draft_token_ids.shape[1]
     if num_draft_tokens == 0:
         return _nothing_drafted(target_probs)
-    prefix_probs = _prefix_acceptance_probs(_target_over_draft(draft_token_ids, draft_probs, target_probs))  # [B, K+1]
-    residuals = target_probs[:, :num_draft_tokens] * prefix_probs[:, :num_draft_tokens].unsqueeze(2)  # [B, K, V]
-    residuals = residuals.sub_(draft_probs).clamp_(min=0.0)
+    if prefix_probs is None:
+        prefix_probs = prefix_acceptance_probs(draft_token_ids, draft_probs, target_probs)
+    residuals = scratch.take("residuals", draft_probs.shape, draft_probs)  # [B, K, V]
+    torch.mul(target_probs[:, :num_draft_tokens], prefix_probs[:, :num_draft_tokens].unsqueeze(2), out=residuals)
+    residuals.sub_(draft_probs).clamp_(min=0.0)
     masses = residuals.sum(dim=2)  # [B, K]
     passes = uniforms < _block_acceptance_probs(prefix_probs, masses)  # [B, K]
     # lossless: the last prefix that passes, even if a shorter one does not. Stopping at the first failure is biased.
@@ -91,9 +107,9 @@ def block_verification(
     num_accepted = (passes * lengths).amax(dim=1)
     rejected_at = num_accepted.clamp(max=num_draft_tokens - 1).unsqueeze(1)  # [B, 1]
     return num_accepted, _next_probs(
-        _row_at(residuals, rejected_at.squeeze(1)),
+        _row_at(residuals, rejected_at.squeeze(1), scratch, "residual row"),
         masses.gather(1, rejected_at).squeeze(1),
-        _row_at(target_probs, num_accepted),
+        _row_at(target_probs, num_accepted, scratch, "target row"),
         num_accepted < num_draft_tokens,
     )
 
@@ -115,8 +131,31 @@ def survival_probs(
     Returns:
         `[B, K]`, float32: for j = 1..K the probability, given the first j tokens, that at least these are accepted.
     """
+    if is_block:
+        return prefix_acceptance_probs(draft_token_ids, draft_probs, target_probs)[:, 1:]
+    return _target_over_draft(draft_token_ids, draft_probs, target_probs).clamp(max=1.0).cumprod(dim=1)
+
+
+def prefix_acceptance_probs(
+    draft_token_ids: torch.Tensor, draft_probs: torch.Tensor, target_probs: torch.Tensor
+) -> torch.Tensor:
+    """Return the probability that block verification accepts at least the first i tokens, given them, for i = 0..K.
+
+    Args:
+        draft_token_ids: `[B, K]`, int64.
+        draft_probs: `[B, K, V]`, float32, after processors.
+        target_probs: `[B, K+1, V]`, float32, after processors.
+
+    Returns:
+        `[B, K+1]`, float32, the first column 1.
+    """
     ratios = _target_over_draft(draft_token_ids, draft_probs, target_probs)
-    return _prefix_acceptance_probs(ratios)[:, 1:] if is_block else ratios.clamp(max=1.0).cumprod(dim=1)
+    probs = torch.ones((len(ratios), ratios.shape[1] + 1), dtype=ratios.dtype, device=ratios.device)
+    before, *columns = probs.unbind(dim=1)
+    # The cap at 1 sits inside the recursion, so a cumulative product would be wrong. K steps over [B] are cheap.
+    for ratio, column in zip(ratios.unbind(dim=1), columns, strict=True):
+        before = torch.mul(before, ratio, out=column).clamp_(max=1.0)
+    return probs
 
 
 def one_hot_probs(token_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
@@ -149,15 +188,6 @@ def _target_over_draft(
     return torch.where(draft_at_token > 0, target_at_token / draft_at_token, 0.0)
 
 
-def _prefix_acceptance_probs(ratios: torch.Tensor) -> torch.Tensor:
-    """Return the probability that at least the first i tokens are accepted, given them, for i = 0..K: `[B, K+1]`."""
-    probs = [torch.ones_like(ratios[:, 0])]
-    # The cap at 1 sits inside the recursion, so a cumulative product would be wrong. K steps over [B] are cheap.
-    for ratio in ratios.unbind(dim=1):
-        probs.append((probs[-1] * ratio).clamp_(max=1.0))
-    return torch.stack(probs, dim=1)
-
-
 def _block_acceptance_probs(prefix_probs: torch.Tensor, masses: torch.Tensor) -> torch.Tensor:
     """Return the probability of each prefix of length 1..K to pass its own test: `[B, K]`."""
     inner_probs, inner_masses = prefix_probs[:, 1:-1], masses[:, 1:]  # [B, K-1]
@@ -168,18 +198,44 @@ def _block_acceptance_probs(prefix_probs: torch.Tensor, masses: torch.Tensor) ->
     return torch.cat([inner, prefix_probs[:, -1:]], dim=1)
 
 
-def _row_at(probs: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return `probs[b, positions[b]]` for each row b: `[B, V]` from `[B, N, V]` and `[B]`."""
-    num_rows, num_positions, _ = probs.shape
+def _row_at(probs: torch.Tensor, positions: torch.Tensor, scratch: Scratch, name: str) -> torch.Tensor:
+    """Return `probs[b, positions[b]]` for each row b, as a copy: `[B, V]` from `[B, N, V]` and `[B]`."""
+    num_rows, num_positions, vocab_size = probs.shape
+    rows = scratch.take(name, (num_rows, vocab_size), probs)
+    if num_rows > 1:
+        positions = torch.arange(0, num_rows * num_positions, num_positions, device=probs.device) + positions
     # One flat index copies whole rows; indexing with two tensors takes several times longer for large vocabularies.
-    starts = torch.arange(0, num_rows * num_positions, num_positions, device=probs.device)
-    return probs.flatten(0, 1).index_select(0, starts + positions)
+    return torch.index_select(probs.flatten(0, 1), 0, positions, out=rows)
 
 
 def _next_probs(
     residual: torch.Tensor, mass: torch.Tensor, target_row: torch.Tensor, is_rejected: torch.Tensor
 ) -> torch.Tensor:
-    """Return the residual, normalised by its mass, where a token was rejected, and the target's row elsewhere."""
+    """Return the residual, normalised by its mass, where a token was rejected, and the target's row elsewhere.
+
+    Both `[B, V]` rows are the caller's to lose.
+    """
     # Rounding can leave a rejection without residual mass, and a failed draft makes the mass NaN: both take the target.
     is_residual = (is_rejected & (mass > 0)).unsqueeze(1)
-    return torch.where(is_residual, residual / mass.unsqueeze(1), target_row)
+    residual.div_(mass.unsqueeze(1))
+    return torch.where(is_residual, residual, target_row, out=target_row)
+
+
+def drawn(probs: torch.Tensor, scratch: Scratch = FRESH) -> torch.Tensor:
+    """Draw one token per row by an exponential race: the first of clocks that run as fast as tokens are probable.
+
+    The same draw as `torch.multinomial`'s, number for number, without its look at the values, which waits for them.
+
+    Args:
+        probs: `[B, V]`, float32, not negative; a row need not sum to 1.
+        scratch: Holds the noise.
+
+    Returns:
+        `[B]`, int64; 0 in a row that is NaN.
+    """
+    return drawn_with(probs, scratch.take("noise", probs.shape, probs).exponential_())
+
+
+def drawn_with(probs: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+    """Draw the same with independent exponential `noise` `[B, V]`, which is lost."""
+    return torch.div(probs, noise, out=noise).argmax(dim=-1)

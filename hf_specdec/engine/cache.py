@@ -7,6 +7,7 @@ starting the next write further left: nothing is copied, cropped or padded again
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +30,8 @@ class Cursor:
     """Where the current forward writes, shared by all layers of one cache.
 
     `start` is the common first slot, or None when rows start at slots of their own (`starts`, `[B]`); `end` is one
-    past the last slot that any row writes; `num_tokens` is the number of tokens each row writes.
+    past the last slot that any row writes; `num_tokens` is the number of tokens each row writes. `slots` `[B, T]` says
+    it all in a tensor, for forwards that are prepared once for many; then `end` is one past the last slot they look at.
     """
 
     start: int | None = 0
@@ -37,6 +39,8 @@ class Cursor:
     num_tokens: int = 0
     end: int = 0
     capacity: int = 0
+    slots: Tensor | None = None
+    num_moves: int = 0
     index: dict[tuple[int, int, torch.device], Tensor] | None = None
 
     def flat_index(self, num_heads: int, capacity: int, device: torch.device) -> Tensor:
@@ -62,6 +66,10 @@ class RaggedLayer(CacheLayerMixin):
         super().__init__()  # type: ignore[no-untyped-call]
         self.cursor = cursor
 
+    # The host's class allows None, which ends with the first states.
+    keys: Any
+    values: Any
+
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Allocate zeroed buffers (garbage that happens to be NaN would leak through masked attention)."""
         self.keys = _buffer_like(key_states, self.cursor.capacity)
@@ -75,8 +83,7 @@ class RaggedLayer(CacheLayerMixin):
         assert self.keys is not None, "initialised above"
         assert self.values is not None, "initialised above"
         if self.keys.shape[2] < self.cursor.end:
-            self.keys = _grown(self.keys, self.cursor.capacity)
-            self.values = _grown(self.values, self.cursor.capacity)
+            self.grow(self.cursor.capacity)
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             self._write(buffer, states)
         end = self.cursor.end
@@ -84,12 +91,24 @@ class RaggedLayer(CacheLayerMixin):
 
     def _write(self, buffer: Tensor, states: Tensor) -> None:
         cursor = self.cursor
+        if cursor.slots is not None:
+            _scatter(buffer, cursor.slots, states)
+            return
         if cursor.start is not None:
             buffer[:, :, cursor.start : cursor.end].copy_(states)
             return
         _, num_heads, capacity, width = buffer.shape
         index = cursor.flat_index(num_heads, capacity, buffer.device)
         buffer.view(-1, width).index_copy_(0, index, states.reshape(-1, width).to(buffer.dtype))
+
+    def grow(self, capacity: int) -> None:
+        """Move to buffers of `capacity` slots."""
+        self.keys, self.values = _grown(self.keys, capacity), _grown(self.values, capacity)
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only `rows` (indices `[kept]`), in that order."""
+        self.keys = self.keys.index_select(0, rows.to(self.keys.device))
+        self.values = self.values.index_select(0, rows.to(self.values.device))
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return the number of visible slots and their offset, 0."""
@@ -104,12 +123,69 @@ class RaggedLayer(CacheLayerMixin):
         return -1
 
 
-class RaggedCache(Cache):
-    """One `RaggedLayer` per layer of the model; `begin` sets where the next forward writes."""
+class SteadyLayer(RaggedLayer):
+    """The same in buffers that stay where they are for as long as they suffice, from one text to the next."""
 
-    def __init__(self, num_layers: int, capacity: int) -> None:
+    def __init__(self, cursor: Cursor) -> None:
+        super().__init__(cursor)
+        self.buffers: tuple[Tensor, Tensor] | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take the first rows of the buffers, zeroed, or allocate larger ones."""
+        states = key_states, value_states
+        if self.buffers is None or not all(map(self._holds, self.buffers, states)):
+            super().lazy_initialization(key_states, value_states)
+            self._move()
+            return
+        self.keys, self.values = (buffer[: len(key_states)].zero_() for buffer in self.buffers)
+        self.is_initialized = True
+
+    def _holds(self, buffer: Tensor, states: Tensor) -> bool:
+        num_rows, *shape = buffer.shape
+        batch, num_heads, _, width = states.shape
+        is_same = (buffer.dtype, buffer.device) == (states.dtype, states.device)
+        return is_same and batch <= num_rows and shape == [num_heads, self.cursor.capacity, width]
+
+    def grow(self, capacity: int) -> None:
+        """Move to buffers of `capacity` slots."""
+        super().grow(capacity)
+        self._move()
+
+    def keep(self, rows: Tensor) -> None:
+        """Keep only `rows`, moved to the front of the buffers."""
+        assert self.buffers is not None, "a layer with rows has them"
+        kept = []
+        for buffer, states in zip(self.buffers, (self.keys, self.values), strict=True):
+            moved = states.index_select(0, rows.to(states.device))
+            kept.append(buffer[: len(moved)].copy_(moved))
+        self.keys, self.values = kept
+
+    def _move(self) -> None:
+        self.buffers = (self.keys, self.values)
+        self.cursor.num_moves += 1
+
+
+class RaggedCache(Cache):
+    """One layer per layer of the model; `begin` sets where the next forward writes."""
+
+    def __init__(self, num_layers: int, capacity: int, layer: type[RaggedLayer] = RaggedLayer) -> None:
         self.cursor = Cursor(capacity=capacity)
-        super().__init__(layers=[RaggedLayer(self.cursor) for _ in range(num_layers)])
+        self.layer = layer
+        super().__init__(layers=[layer(self.cursor) for _ in range(num_layers)])
+
+    def empty(self) -> None:
+        """Forget all tokens."""
+        for layer in self.ragged_layers:
+            layer.is_initialized = False
+
+    def begin_at(self, slots: Tensor, end: int) -> None:
+        """Let the next forward write at `slots` `[B, T]` and look at the first `end` slots, whose buffers suffice."""
+        cursor = self.cursor
+        cursor.slots, cursor.num_tokens, cursor.end = slots, slots.shape[1], end
+
+    def end_at(self) -> None:
+        """End what `begin_at` began."""
+        self.cursor.slots = None
 
     def begin(self, num_tokens: int, *, start: int | None, starts: Tensor | None, end: int) -> None:
         """Set the slots of the next forward.
@@ -129,7 +205,7 @@ class RaggedCache(Cache):
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Write one layer's states; layers appear as the model first names them."""
         while len(self.layers) <= layer_idx:
-            self.layers.append(RaggedLayer(self.cursor))
+            self.layers.append(self.layer(self.cursor))
         return self.ragged_layers[layer_idx].update(key_states, value_states, *args, **kwargs)
 
     @property
@@ -140,8 +216,7 @@ class RaggedCache(Cache):
     def select_rows(self, rows: Tensor) -> None:
         """Keep only `rows` (indices `[kept]`), in that order."""
         for layer in self._filled():
-            layer.keys = layer.keys.index_select(0, rows.to(layer.keys.device))
-            layer.values = layer.values.index_select(0, rows.to(layer.values.device))
+            layer.keep(rows)
 
     def copy_row(self, row: int) -> list[tuple[Tensor, Tensor] | None]:
         """Return a copy of one row of every layer, None for layers that hold nothing."""
@@ -185,19 +260,22 @@ def holds_state(layer: Any) -> bool:
     return type(layer).__name__ != "DummyLayer"
 
 
-def take_over(cache: Cache, *, capacity: int, keep: bool) -> tuple[RaggedCache, int]:
+def take_over(
+    cache: Cache, *, capacity: int, keep: bool, new_cache: Callable[[int, int], RaggedCache] = RaggedCache
+) -> tuple[RaggedCache, int]:
     """Copy a host's cache into a ragged one.
 
     Args:
         cache: A cache that `refusal_of` accepts, filled by a prefill.
         capacity: Slots to allocate per row.
         keep: Whether the caller still needs `cache`; if not, its layers are freed one by one.
+        new_cache: Makes an empty cache of so many layers and so many slots at least.
 
     Returns:
         The ragged cache and the number of filled slots, the same in all rows.
     """
     length = max((_filled_length(layer) for layer in cache.layers), default=0)
-    ragged = RaggedCache(len(cache.layers), max(capacity, _rounded(length)))
+    ragged = new_cache(len(cache.layers), max(capacity, _rounded(length)))
     host_layers: list[Any] = cache.layers
     for ours, theirs in zip(ragged.ragged_layers, host_layers, strict=True):
         if not holds_state(theirs) or not theirs.is_initialized or theirs.keys is None:
@@ -236,6 +314,16 @@ def hand_back(ragged: RaggedCache, cache: Cache, length: int) -> None:
             window = theirs.sliding_window - 1
             keys, values = keys[:, :, -window:], values[:, :, -window:]
         theirs.keys, theirs.values = keys.clone(), values.clone()
+
+
+def _scatter(buffer: Tensor, slots: Tensor, states: Tensor) -> None:
+    """Write `[B, H, T, D]` states at `slots` `[B, T]`, in a way that compilers know how to do in place."""
+    states = states.to(buffer.dtype)
+    if len(slots) == 1:
+        buffer.index_copy_(2, slots[0], states)
+        return
+    rows = torch.arange(len(slots), device=buffer.device)[:, None]
+    buffer[rows, :, slots] = states.transpose(1, 2)
 
 
 def _filled_length(layer: Any) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hf_specdec.engine.phases import survival_of
+from hf_specdec.engine.phases import refuse_undefined, survival_of
 from hf_specdec.engine.session import Session
 from hf_specdec.engine.state import Acceptance, Committed, Proposal, Verification
 from hf_specdec.engine.stopping import first_stop
@@ -14,32 +14,35 @@ Tensor = torch.Tensor
 LABEL_UNIT = 1 << 20
 
 
-def block_of(proposal: Proposal | None, acceptance: Acceptance) -> Tensor:
-    """Return `[B, K+1]` tokens: accepted ones, then the next token, then leftovers that mean nothing."""
-    next_ids = acceptance.next_token_ids[:, None]
-    if proposal is None:
-        return next_ids
-    block = torch.cat([proposal.token_ids, next_ids], dim=1)
-    return block.scatter_(1, acceptance.num_accepted[:, None], next_ids)
-
-
 def commit(
     session: Session, proposal: Proposal | None, verification: Verification, acceptance: Acceptance
 ) -> Committed:
-    """Append each row's tokens, cut where a criterion stops it, and mark rows that finish."""
+    """Append each row's tokens, cut where a criterion stops it, and mark rows that finish.
+
+    Raises:
+        RuntimeError: The target's probabilities are NaN or infinite where a token is to be drawn.
+    """
     sequences = session.sequences
-    block = block_of(proposal, acceptance)
-    num_tokens = block.shape[1]
-    sequences.write(sequences.span(0, num_tokens), block)
+    num_tokens = 1 + (proposal.token_ids.shape[1] if proposal is not None else 0)
+    # The buffer holds the proposal: accepted tokens, the next one, then leftovers that mean nothing.
+    span = sequences.span(0, num_tokens)
+    sequences.put(acceptance.num_accepted, acceptance.next_token_ids)
+    block = sequences.read(span, num_tokens)
     flags = session.stops.flags(sequences, block)
     sequences.device_lengths = sequences.device_lengths + acceptance.num_accepted + 1
     columns = [block, flags.long(), acceptance.num_accepted[:, None]]
     if acceptance.survival is not None:
         columns.append((acceptance.survival * LABEL_UNIT).round().long())
+    if acceptance.is_undefined is not None:
+        columns.append(acceptance.is_undefined.long()[:, None])
     if proposal is not None and proposal.is_broken is not None:
         columns.append(proposal.is_broken.long()[:, None])
     # sync: the round's one read: tokens, stop flags, accepted counts, labels and the draft's health together.
     packed = torch.cat(columns, dim=1).tolist()
+    is_broken = proposal is not None and proposal.is_broken is not None and any(values[-1] for values in packed)
+    if acceptance.is_undefined is not None:
+        column = -1 if proposal is None or proposal.is_broken is None else -2
+        refuse_undefined(bool(values[column]) for values in packed)
 
     accepted: list[int] = []
     committed: list[tuple[int, ...]] = []
@@ -58,7 +61,6 @@ def commit(
             survival.append(tuple(label / LABEL_UNIT for label in labels))
         if session.recorder.wants_scores:
             _record(session, verification, position, kept)
-    is_broken = proposal is not None and proposal.is_broken is not None and any(values[-1] for values in packed)
     _apply_time_limit(session)
     return Committed(
         num_accepted=accepted,

@@ -12,7 +12,7 @@ from hf_specdec.engine.cache import hand_back
 from hf_specdec.engine.compatible import CompatibleLane
 from hf_specdec.engine.forward import Lane
 from hf_specdec.engine.sequences import Span
-from hf_specdec.engine.session import Session
+from hf_specdec.engine.session import Request, Session
 from hf_specdec.outputs import SpeculativeDecoderOnlyOutput, SpeculativeEncoderDecoderOutput, cache_field
 
 Tensor = torch.Tensor
@@ -32,6 +32,7 @@ def finish(session: Session) -> Tensor | SpeculativeDecoderOnlyOutput | Speculat
         stats.num_draft_forwards += session.drafter.num_forwards
     if isinstance(session.controller, AdaptiveDraftLength):
         stats.controller_hints = session.controller.hints()
+    stats.runner, stats.draft_runner, stats.runner_reason = _runners(request)
     stats.draft_suspicions = list(request.health.suspicions)
     # The prefill gave each row its first token; padding is no token.
     stats.num_new_tokens = stats.num_rows + sum(record.num_committed_tokens for record in stats.rounds)
@@ -47,6 +48,13 @@ def finish(session: Session) -> Tensor | SpeculativeDecoderOnlyOutput | Speculat
     if session.recorder.hidden_states is not None:
         fields["encoder_hidden_states"] = encoded.get("hidden_states")
     return SpeculativeEncoderDecoderOutput(**fields, speculation=stats)
+
+
+def _runners(request: Request) -> tuple[str, str, str]:
+    """Return how target and draft ran in the end, and why they did not as they should have."""
+    (of_target, why_target), (of_draft, why_draft) = request.runner.told, request.draft_runner.told
+    reasons = {"target": why_target, "draft": why_draft}
+    return of_target, of_draft, "; ".join(f"{role}: {reason}" for role, reason in reasons.items() if reason)
 
 
 def return_cache(session: Session, output_ids: Tensor) -> Any:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,8 +13,11 @@ from hf_specdec.engine.alibi import BIAS, from_any_mask, modules_with_biases
 from hf_specdec.engine.borrowing import replaced
 from hf_specdec.engine.cache import RaggedCache, refusal_of, take_over
 from hf_specdec.engine.host import HOSTS_CACHE_NAME, filled_cache
-from hf_specdec.engine.layout import MASKED_BY_US, Model, layout_of, windows_of
+from hf_specdec.engine.layout import Model, context_of, layout_of, windows_of
+from hf_specdec.engine.masks import MOST_QUERIES, CausalBand, is_plain_causal, masks_over
+from hf_specdec.engine.runners import Function, Tensors
 from hf_specdec.engine.sequences import Span
+from hf_specdec.engine.static import StaticForward, StepForward
 from hf_specdec.placement import device_of
 
 Tensor = torch.Tensor
@@ -41,6 +45,13 @@ OWN_ARGUMENTS = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedOutputs:
+    """What a prepared forward gives: `logits` `[B, T, V]`, good until the next one of this shape."""
+
+    logits: Tensor
+
+
 class Lane:
     """One model on one ragged cache.
 
@@ -62,6 +73,7 @@ class Lane:
         last_positions: Tensor | None,
         num_prompt_columns: int,
         extras: Mapping[str, Any],
+        static: StaticForward | None = None,
     ) -> None:
         """Wrap a prefilled model.
 
@@ -73,6 +85,7 @@ class Lane:
             last_positions: Position id of the prompt's last token, `[B]`; None means its slot.
             num_prompt_columns: Columns of the prompt.
             extras: Further arguments of `forward`, passed as they are; batched tensors follow the rows.
+            static: What prepares forwards over `cache`, which it made; None runs the model as usual.
         """
         self.model = model
         self.cache = cache
@@ -89,7 +102,14 @@ class Lane:
         }
         self.num_forwards = 0
         self._biases = modules_with_biases(model)
-        self._slots = torch.arange(cache.cursor.capacity, device=self.device)
+        self._context = context_of(model)
+        self._slots = torch.empty(0, device=self.device)
+        self.static: StaticForward | None = None
+        self._reach(cache.cursor.capacity)
+        if static is not None and (self.extras or self._biases):
+            static.give_up("it reads more than tokens")
+        self.static = static
+        self._adopt()
 
     @classmethod
     def over(
@@ -102,6 +122,7 @@ class Lane:
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         extras: Mapping[str, Any],
+        static: StaticForward | None = None,
     ) -> Lane:
         """Return a lane over a cache whose first `filled` slots hold the prompt; see `open_lane`."""
         visible = None
@@ -116,6 +137,7 @@ class Lane:
             last_positions=position_ids[:, -1] if position_ids is not None else None,
             num_prompt_columns=num_prompt_columns,
             extras=extras,
+            static=static,
         )
 
     def forward(
@@ -132,20 +154,65 @@ class Lane:
         Returns:
             The model's output with `logits` `[B, >= num_logits, V]`; its cache has been written in place.
         """
-        num_tokens = token_ids.shape[1]
         start = None if span.start is None else span.start + self.shift
         starts = None if start is not None else span.starts.to(self.device) + self.shift  # type: ignore[union-attr]
         end = span.end + self.shift
+        token_ids = token_ids.to(self.device)
+        self.num_forwards += 1
+        if self.static is None or self.static.reason or collect:
+            return self._run(token_ids, start, starts, end, num_logits, collect)
+        if start is not None:
+            starts = torch.full(token_ids.shape[:1], start, device=self.device)
+        assert starts is not None, "rows start together or apart"
+        arguments: dict[str, Any] = {"end": end, "num_logits": num_logits, "context": self._context}
+        logits = self.static.logits(token_ids, starts, **arguments)
+        if logits is not None:
+            return PreparedOutputs(logits)
+        outputs = self._run(token_ids, start, starts, end, num_logits, collect)
+        self.static.check(token_ids, starts, **arguments, wanted=outputs.logits[:, -num_logits:])
+        return outputs
+
+    def run_unit(
+        self,
+        static: StaticForward,
+        key: Hashable,
+        build: Callable[[StepForward], Function],
+        tokens: Tensor,
+        span: Span,
+        num_steps: int,
+    ) -> Tensors | None:
+        """Run several forwards as one; see `StaticForward.unit`. The first reads `tokens` at `span`, the others one."""
+        starts = (
+            torch.full(tokens.shape[:1], span.start, device=self.device)
+            if span.start is not None
+            else span.starts.to(self.device)  # type: ignore[union-attr]
+        )
+        end = span.end + self.shift + num_steps - 1
+        outputs = static.unit(key, build, tokens.to(self.device), starts + self.shift, end)
+        if outputs is not None:
+            self.num_forwards += num_steps
+        return outputs
+
+    def _run(
+        self,
+        token_ids: Tensor,
+        start: int | None,
+        starts: Tensor | None,
+        end: int,
+        num_logits: int,
+        collect: Mapping[str, bool] | None,
+    ) -> Any:
+        """Run the model itself on tokens whose first slots are `start`, or `starts` `[B]` where they differ."""
+        batch, num_tokens = token_ids.shape
         self.cache.begin(num_tokens, start=start, starts=starts, end=end)
-        if len(self._slots) < self.cache.cursor.capacity:
-            self._slots = torch.arange(self.cache.cursor.capacity, device=self.device)
-        slots = (
-            self._slots[start:end][None] if start is not None else starts[:, None] + self._slots[:num_tokens]  # type: ignore[index]
-        )  # [B or 1, T]
-        batch = token_ids.shape[0]
+        self._reach(self.cache.cursor.capacity)
+        if start is not None:
+            slots = self._slots.narrow(0, start, num_tokens).unsqueeze(0)  # [1, T]
+        else:
+            slots = starts[:, None] + self._slots[:num_tokens]  # type: ignore[index]  # [B, T]
         arguments: dict[str, Any] = {
-            "input_ids": token_ids.to(self.device),
-            "attention_mask": self._masks(slots, end, batch),
+            "input_ids": token_ids,
+            "attention_mask": self._masks(slots, start, end, batch),
             self.layout.cache_name: self.cache,
             "use_cache": True,
             "return_dict": True,
@@ -156,10 +223,11 @@ class Lane:
             arguments["token_type_ids"] = self.extras["token_type_ids"].expand(batch, num_tokens)
         if self.layout.accepts_position_ids:
             positions = slots if self.position_offset is None else slots + self.position_offset
-            arguments["position_ids"] = positions.expand(batch, num_tokens)
+            arguments["position_ids"] = positions if batch == 1 else positions.expand(batch, num_tokens)
         if self.layout.accepts_logits_to_keep:
             arguments["logits_to_keep"] = num_logits
-        self.num_forwards += 1
+        if not self._biases:
+            return self.model(**arguments)
         with replaced(self._biases, {BIAS: from_any_mask}):
             return self.model(**arguments)
 
@@ -180,6 +248,7 @@ class Lane:
             self.visible = self.visible[rows]
         if self.position_offset is not None:
             self.position_offset = self.position_offset[rows]
+        self._adopt()
         for name, value in self.extras.items():
             if isinstance(value, Tensor) and value.ndim and value.shape[0] == before:
                 self.extras[name] = value[rows]
@@ -187,38 +256,41 @@ class Lane:
     def _batch_size(self) -> int:
         return next((int(layer.keys.shape[0]) for layer in self.cache.ragged_layers if layer.is_initialized), 0)
 
-    def _masks(self, slots: Tensor, end: int, batch: int) -> Any:
-        """Return the 4-D mask or dict of masks for queries at `slots` over the first `end` slots."""
-        if self.layout.attention not in MASKED_BY_US:
-            return None
-        if self.layout.layer_types is not None:
-            return {kind: self._mask(slots, end, kind) for kind in self.layout.layer_types}
-        mask = self._mask(slots, end, "sliding_attention")
-        # Biases are made from the mask, and for each row.
-        return mask.expand(batch, -1, -1, -1) if self._biases and mask is not None else mask
+    def _adopt(self) -> None:
+        """Let prepared forwards know of padding and positions."""
+        if self.static is not None:
+            self.visible, self.position_offset = self.static.adopt(self.visible, self.position_offset)
 
-    def _mask(self, slots: Tensor, end: int, kind: str) -> Tensor | None:
-        window = self.layout.sliding_window if kind == "sliding_attention" else None
-        chunk = self.layout.chunk_size if kind == "chunked_attention" else None
-        is_narrow = any(width is not None and end > width for width in (window, chunk))
-        if slots.shape == (1, 1) and self.visible is None and not is_narrow:
-            return None
-        keys = self._slots[:end]
-        mask = keys <= slots[..., None]  # [B or 1, T, S]
-        if is_narrow and window is not None:
-            mask &= keys > slots[..., None] - window
-        if is_narrow and chunk is not None:
-            # Chunks are counted from a row's first token, not from its padding.
-            offset = 0 if self.position_offset is None else self.position_offset
-            mask = mask & ((keys[None] + offset)[:, None] // chunk == (slots + offset)[..., None] // chunk)
+    def _reach(self, capacity: int) -> None:
+        """Prepare slots, band and padding for a cache that has grown."""
+        if len(self._slots) >= capacity:
+            return
+        self._slots = torch.arange(capacity, device=self.device)
+        self._band = CausalBand(capacity, self.device)
         if self.visible is not None:
-            padding = torch.nn.functional.pad(self.visible, (0, end - self.visible.shape[1]), value=True)
-            # A query at a padding slot sees itself, so that no row of the softmax is empty.
-            mask = mask & (padding[:, None, :] | (keys == slots[..., None]))
-        mask = mask[:, None]  # [B or 1, 1, T, S]
-        if self.layout.attention == "eager":
-            return torch.zeros_like(mask, dtype=self.model.dtype).masked_fill_(~mask, torch.finfo(self.model.dtype).min)
-        return mask
+            self.visible = torch.nn.functional.pad(self.visible, (0, capacity - self.visible.shape[1]), value=True)
+        if self.static is not None:
+            self._adopt()
+
+    def _masks(self, slots: Tensor, start: int | None, end: int, num_rows: int) -> Any:
+        """Return what `masks_over` does, by the short way where there is one."""
+        num_tokens = slots.shape[1]
+        is_short = start is not None and self.visible is None and num_tokens <= MOST_QUERIES and not self._biases
+        if is_short and is_plain_causal(self.layout, end):
+            assert start is not None, "just looked at"
+            mask = None if num_tokens == 1 else self._band.mask(start, num_tokens, end)
+            kinds = self.layout.layer_types
+            return mask if kinds is None else dict.fromkeys(kinds, mask)
+        return masks_over(
+            self.layout,
+            slots,
+            self._slots[:end],
+            visible=self.visible,
+            offset=self.position_offset,
+            dtype=self.model.dtype,
+            is_exact=True,
+            num_rows=num_rows if self._biases else None,
+        )
 
 
 def open_lane(
@@ -231,6 +303,7 @@ def open_lane(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     extras: Mapping[str, Any],
+    static: StaticForward | None = None,
 ) -> Lane:
     """Take over a prefilled host cache and return the lane that continues from it.
 
@@ -243,8 +316,10 @@ def open_lane(
         attention_mask: `[B, >= num_prompt_columns]`, or None when every slot may be attended to.
         position_ids: `[B, P]` whose last column belongs to the prompt's last token, or None.
         extras: Further arguments of `forward`.
+        static: See `Lane`.
     """
-    ragged, filled = take_over(cache, capacity=capacity, keep=keep)
+    new_cache = RaggedCache if static is None else static.new_cache
+    ragged, filled = take_over(cache, capacity=capacity, keep=keep, new_cache=new_cache)
     return Lane.over(
         model,
         ragged,
@@ -253,10 +328,18 @@ def open_lane(
         attention_mask=attention_mask,
         position_ids=position_ids,
         extras=extras,
+        static=static,
     )
 
 
-def prefilled_lane(model: Model, input_ids: Tensor, attention_mask: Tensor | None, *, capacity: int) -> Lane:
+def prefilled_lane(
+    model: Model,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    capacity: int,
+    static: StaticForward | None = None,
+) -> Lane:
     """Prefill a model of our own choice (a draft, or a probed model) on `[B, W]` ids and open its lane.
 
     Raises:
@@ -293,6 +376,7 @@ def prefilled_lane(model: Model, input_ids: Tensor, attention_mask: Tensor | Non
         attention_mask=attention_mask,
         position_ids=position_ids,
         extras={},
+        static=static,
     )
 
 

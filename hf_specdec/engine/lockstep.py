@@ -14,7 +14,7 @@ from typing import cast
 import torch
 
 from hf_specdec.engine.acceptance import one_hot_probs, survival_probs, token_verification
-from hf_specdec.engine.phases import accept, run_target, survival_of
+from hf_specdec.engine.phases import accept, refuse_undefined, run_target, survival_of
 from hf_specdec.engine.session import Session
 from hf_specdec.engine.state import Committed, Proposal
 
@@ -114,7 +114,10 @@ def _decisions_at_once(session: Session, proposal: Proposal | None, logits: Tens
         if acceptance.survival is None
         else [tuple(row) for row in acceptance.survival.tolist()]  # sync: right after the read above.
     )
+    # sync: right after the reads above.
+    undefined = [False] * len(num_accepted) if acceptance.is_undefined is None else acceptance.is_undefined.tolist()
     for position in range(logits.shape[1]):
+        refuse_undefined(lost and count == position for lost, count in zip(undefined, num_accepted, strict=True))
         tokens = acceptance.next_token_ids
         if proposal is not None and position < num_drafted:
             tokens = torch.where(acceptance.num_accepted > position, proposal.token_ids[:, position], tokens)

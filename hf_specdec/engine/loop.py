@@ -13,9 +13,11 @@ from hf_specdec.engine.finish import finish
 from hf_specdec.engine.inside import copy_state, put_back, stateful_modules
 from hf_specdec.engine.lockstep import lockstep_round
 from hf_specdec.engine.phases import accept, verify
+from hf_specdec.engine.profiling import traced
 from hf_specdec.engine.prompt import enter_lane, first_token, open_session, start_drafter
 from hf_specdec.engine.session import Request, Session
 from hf_specdec.engine.snapshot import freeze, thaw
+from hf_specdec.engine.state import Committed, Proposal
 from hf_specdec.metrics import RoundRecord
 
 Tensor = torch.Tensor
@@ -39,45 +41,49 @@ def speculative_decode(request: Request) -> Any:
 
 def _decode(request: Request) -> Any:
     session = open_session(request)
-    first_token(session)
-    if not session.is_done:
-        enter_lane(session)
-        session.drop_finished_rows()
-        start_drafter(session)
-        while not session.is_done:
-            run_round(session)
+    with traced(is_on=request.config.profile) as trace_files:
+        with session.phases.phase("prompt"):
+            first_token(session)
+        if not session.is_done:
+            with session.phases.phase("start"):
+                enter_lane(session)
+                session.drop_finished_rows()
+                start_drafter(session)
+            while not session.is_done:
+                run_round(session)
+    session.stats.profile = session.phases.seconds
+    session.stats.trace_file = "".join(trace_files)
     return finish(session)
 
 
 def run_round(session: Session) -> None:
     """Run one round and account for it."""
-    outlook = probe_if_due(session)
+    phase = session.phases.phase
+    with phase("probe"):
+        outlook = probe_if_due(session)
     stopwatch, sequences = session.stopwatch, session.sequences
     started = stopwatch.mark()
-    drafted = draft(session, outlook)
+    with phase("draft"):
+        drafted = draft(session, outlook)
     proposal = drafted.proposal
     proposed = stopwatch.mark()
     assert session.lane is not None, "the prefill opens the lane"
     rows, counted = list(sequences.rows), session.counted_positions()
     replays = session.lane.num_replayed_tokens, session.lane.num_flushes
     if session.is_stepwise:
-        committed = lockstep_round(session, proposal)
+        with phase("lockstep"):
+            committed = lockstep_round(session, proposal)
         verified = stopwatch.mark()
     else:
-        verification = verify(session, proposal)
+        with phase("verify"):
+            verification = verify(session, proposal)
         verified = stopwatch.mark()
-        acceptance = accept(session, proposal, verification.scores)
-        committed = commit(session, proposal, verification, acceptance)
-    if proposal is None:
-        session.streak.add(committed.next_probs)
-    else:
-        session.streak.clear()
-        if session.drafter is not None:
-            session.drafter.commit(committed.num_accepted)
-    session.emitter.emit(sequences)
-    if committed.is_broken:
-        session.stop_drafting("the draft gave NaN or infinite logits")
-    session.drop_finished_rows()
+        with phase("accept"):
+            acceptance = accept(session, proposal, verification.scores)
+        with phase("commit"):
+            committed = commit(session, proposal, verification, acceptance)
+    with phase("conclude"):
+        _conclude(session, proposal, committed)
     ended = stopwatch.mark()
     _account(
         session,
@@ -99,6 +105,20 @@ def run_round(session: Session) -> None:
             catch_up_seconds=stopwatch.seconds(started, drafted.caught_up) if drafted.num_caught_up else 0.0,
         ),
     )
+
+
+def _conclude(session: Session, proposal: Proposal | None, committed: Committed) -> None:
+    """Tell the drafter and the streamer what stays, and let finished rows go."""
+    if proposal is None:
+        session.streak.add(committed.next_probs)
+    else:
+        session.streak.clear()
+        if session.drafter is not None:
+            session.drafter.commit(committed.num_accepted)
+    session.emitter.emit(session.sequences)
+    if committed.is_broken:
+        session.stop_drafting("the draft gave NaN or infinite logits")
+    session.drop_finished_rows()
 
 
 def _picked(values: Sequence[T], positions: Sequence[int]) -> tuple[T, ...]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from hf_specdec.engine.acceptance import (
     block_verification,
+    drawn,
     greedy_acceptance,
     one_hot_probs,
+    prefix_acceptance_probs,
     survival_probs,
     token_verification,
 )
+from hf_specdec.engine.scratch import in_float32
 from hf_specdec.engine.session import Session
 from hf_specdec.engine.state import Acceptance, Proposal, Verification
 
@@ -20,20 +24,24 @@ Tensor = torch.Tensor
 
 
 def run_target(session: Session, proposal: Proposal | None) -> tuple[Any, Tensor]:
-    """Feed the last committed token and the K proposed ones; return the outputs and float32 logits `[B, K+1, V]`."""
+    """Feed the last committed token and the K proposed ones; return the outputs and float32 logits `[B, K+1, V]`.
+
+    The logits may lie in memory that the next round uses again.
+    """
     sequences, lane = session.sequences, session.lane
     assert lane is not None, "the prefill opens the lane"
-    num_positions = 1 + (proposal.token_ids.shape[1] if proposal is not None else 0)
-    if proposal is not None and session.plan.reads_prefix:
+    num_positions = 1
+    if proposal is not None:
+        num_positions += proposal.token_ids.shape[1]
         sequences.write(sequences.span(0, num_positions - 1), proposal.token_ids)
     span = sequences.span(-1, num_positions)
     lane.settle(min(sequences.lengths))
-    tokens = sequences.read(sequences.span(-1, 1), 1)
-    if proposal is not None:
-        tokens = torch.cat([tokens, proposal.token_ids], dim=1)
+    tokens = sequences.read(span, num_positions)
     outputs = lane.forward(tokens, span, num_logits=num_positions, collect=session.recorder.collect)
-    logits = outputs.logits[:, -num_positions:].to(device=sequences.device, dtype=torch.float32)
-    return outputs, logits
+    logits = outputs.logits
+    if logits.shape[1] != num_positions:
+        logits = logits[:, -num_positions:]
+    return outputs, in_float32(logits, sequences.device, session.scratch, "logits")
 
 
 def verify(session: Session, proposal: Proposal | None) -> Verification:
@@ -51,24 +59,42 @@ def accept(session: Session, proposal: Proposal | None, scores: Tensor) -> Accep
     if not session.do_sample:
         num_accepted, next_ids = greedy_acceptance(draft_ids, scores.argmax(dim=-1))
         return Acceptance(num_accepted=num_accepted, next_token_ids=next_ids)
-    target_probs = scores.softmax(dim=-1)
+    scratch = session.scratch
+    target_probs = scratch.take("target probs", scores.shape, scores)
+    torch.softmax(scores, dim=-1, out=target_probs)
     if proposal is None:
-        next_ids = torch.multinomial(target_probs[:, 0], 1)
+        next_ids = drawn(target_probs[:, 0], scratch)
+        next_probs = target_probs[:, 0].gather(1, next_ids[:, None]).squeeze(1)
         return Acceptance(
-            num_accepted=next_ids.new_zeros(batch),
-            next_token_ids=next_ids.squeeze(1),
-            next_probs=target_probs[:, 0].gather(1, next_ids).squeeze(1),
+            num_accepted=torch.zeros_like(next_ids),
+            next_token_ids=next_ids,
+            next_probs=next_probs,
+            is_undefined=next_probs.isnan(),
         )
     draft_probs = proposal.probs
     if draft_probs is None:
         draft_probs = one_hot_probs(draft_ids, scores.shape[-1])
     uniforms = torch.rand(draft_ids.shape, dtype=torch.float32, device=scores.device)
-    is_block = session.request.config.verification == "block"
-    rule = block_verification if is_block else token_verification
-    num_accepted, next_probs = rule(draft_ids, draft_probs, target_probs, uniforms)
-    next_ids = torch.multinomial(next_probs, 1).squeeze(1)
-    survival = survival_probs(draft_ids, draft_probs, target_probs, is_block=is_block)
-    return Acceptance(num_accepted=num_accepted, next_token_ids=next_ids, survival=survival)
+    if session.request.config.verification == "block":
+        prefix_probs = prefix_acceptance_probs(draft_ids, draft_probs, target_probs)
+        num_accepted, next_law = block_verification(
+            draft_ids, draft_probs, target_probs, uniforms, scratch, prefix_probs
+        )
+        survival = prefix_probs[:, 1:]
+    else:
+        num_accepted, next_law = token_verification(draft_ids, draft_probs, target_probs, uniforms, scratch)
+        survival = survival_probs(draft_ids, draft_probs, target_probs, is_block=False)
+    next_ids = drawn(next_law, scratch)
+    return Acceptance(
+        num_accepted=num_accepted, next_token_ids=next_ids, survival=survival, is_undefined=next_law[:, 0].isnan()
+    )
+
+
+def refuse_undefined(is_undefined: Iterable[bool]) -> None:
+    """Raise what plain decoding raises where the target's probabilities of a token are NaN."""
+    if any(is_undefined):
+        # In the words of `torch.multinomial`, which plain decoding draws with.
+        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
 
 
 def survival_of(count: int, num_draft_tokens: int) -> tuple[float, ...]:

@@ -77,6 +77,10 @@ PREFIX_FUNCTIONS: frozenset[type] = frozenset(
 )
 
 
+# For processors that look at scores alone, wherever those are.
+NO_TOKENS = torch.empty((1, 0), dtype=torch.long)
+
+
 class ProcessorPlan:
     """A list of processors, ready to run over `[B, T, V]` logits."""
 
@@ -106,10 +110,16 @@ class ProcessorPlan:
         scores = logits
         for processor in self.processors:
             if type(processor) in POINTWISE:
-                flat = scores.flatten(0, 1)
-                scores = processor(sequences.buffer[:1, :0], flat).view_as(scores)
+                scores = _everywhere(processor, scores)
             else:
                 scores = self._by_position(processor, scores, sequences, offset)
+        return scores
+
+    def run_alike(self, logits: Tensor) -> Tensor:
+        """Process logits `[B, T, V]` where all processors are pointwise."""
+        scores = logits
+        for processor in self.processors:
+            scores = _everywhere(processor, scores)
         return scores
 
     def _by_position(self, processor: LogitsProcessor, scores: Tensor, sequences: Sequences, offset: int) -> Tensor:
@@ -155,6 +165,12 @@ class ProcessorPlan:
     def _prompt_of(self, row: int, num_prompts: int) -> int:
         # Several sequences may be returned per prompt; these two processors were built before the rows were repeated.
         return row // (self.num_rows // num_prompts)
+
+
+def _everywhere(processor: Any, scores: Tensor) -> Tensor:
+    """Run a pointwise processor, which reads no tokens, over all positions at once."""
+    processed: Tensor = processor(NO_TOKENS, scores.view(-1, scores.shape[-1]))
+    return processed.view(scores.shape)
 
 
 def _is_known(processor: Any, num_rows: int) -> bool:

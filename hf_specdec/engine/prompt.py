@@ -12,8 +12,10 @@ from hf_specdec.engine.clock import Stopwatch
 from hf_specdec.engine.compatible import CompatibleLane
 from hf_specdec.engine.forward import batched_extras, open_lane
 from hf_specdec.engine.host import Prefill, filled_cache, prefill
+from hf_specdec.engine.layout import context_of
 from hf_specdec.engine.lockstep import choose, commit_column
 from hf_specdec.engine.processors import ProcessorPlan
+from hf_specdec.engine.profiling import Phases
 from hf_specdec.engine.recorder import Recorder
 from hf_specdec.engine.sequences import Sequences
 from hf_specdec.engine.session import Request, Session
@@ -64,6 +66,8 @@ def open_session(request: Request) -> Session:
         stopwatch=Stopwatch(input_ids.device),
         pad_token_id=pad_token_id,
         is_stepwise=is_stepwise,
+        context=context_of(request.model),
+        phases=Phases(is_on=request.config.profile),
         max_length=stops.max_length,
     )
 
@@ -115,6 +119,7 @@ def enter_lane(session: Session) -> None:
         session.host_cache,
         capacity=_capacity(request, session.max_length),
         keep=request.user_cache is not None,
+        static=request.runner.static,
         **session.lane_arguments,
     )
 

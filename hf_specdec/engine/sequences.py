@@ -83,6 +83,10 @@ class Sequences:
         else:
             self.buffer.scatter_(1, self._columns(span, num_tokens), token_ids)
 
+    def put(self, offsets: Tensor, token_ids: Tensor) -> None:
+        """Put one token `[B]` per row at its committed length plus `offsets` `[B]`; a span has made room there."""
+        self.buffer.scatter_(1, (self.device_lengths + offsets)[:, None], token_ids[:, None])
+
     def retell(self, num_dropped: Sequence[int], token_ids: Sequence[Sequence[int]]) -> None:
         """Replace the end of each row in the batch by tokens that only the host knows.
 

@@ -18,9 +18,11 @@ from hf_specdec.engine.clock import Stopwatch
 from hf_specdec.engine.compatible import CompatibleLane
 from hf_specdec.engine.forward import Lane
 from hf_specdec.engine.host import Prefill
-from hf_specdec.engine.layout import context_of
+from hf_specdec.engine.lending import EAGER, Runner
 from hf_specdec.engine.processors import ProcessorPlan
+from hf_specdec.engine.profiling import Phases
 from hf_specdec.engine.recorder import Recorder
+from hf_specdec.engine.scratch import Scratch
 from hf_specdec.engine.sequences import Sequences
 from hf_specdec.engine.shadow import Streak
 from hf_specdec.engine.state import Drafter
@@ -39,7 +41,8 @@ class Request:
 
     `user_cache` is the cache the caller passed in, if any; `target_lane` and `draft_lane` are "ragged" or "compatible";
     `make_controller` and `make_drafter` build both once the session stands; `health` hears what becomes of the draft's
-    guesses; `started` is the host clock's reading at the start of the call, in seconds.
+    guesses; `runner` and `draft_runner` say how forwards run; `started` is the host clock's reading at the start of the
+    call, in seconds.
     """
 
     model: PreTrainedModel
@@ -57,6 +60,8 @@ class Request:
     draft_lane: str
     started: float
     health: DraftHealth = field(default_factory=DraftHealth)
+    runner: Runner = EAGER
+    draft_runner: Runner = EAGER
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +78,7 @@ class Session:
     stopwatch: Stopwatch
     pad_token_id: int | None
     is_stepwise: bool
+    context: int | None = None
     vocab_size: int = 0
     prefill: Prefill | None = None
     host_cache: Any = None
@@ -81,6 +87,8 @@ class Session:
     controller: DraftLengthController = field(default_factory=lambda: FixedDraftLength(0))
     drafter: Drafter | None = None
     streak: Streak = field(default_factory=Streak)
+    scratch: Scratch = field(default_factory=Scratch)
+    phases: Phases = field(default_factory=lambda: Phases(is_on=False))
     max_length: int | None = None
     left_rows: dict[int, Any] = field(default_factory=dict)
 
@@ -107,10 +115,9 @@ class Session:
 
     def target_context(self) -> int | None:
         """Return how many columns the target's context has room for, None when it does not say."""
-        limit = context_of(self.request.model)
         assert self.lane is not None, "the prefill opens the lane"
         # An earlier turn has used up the positions before the first column.
-        return None if limit is None else limit - self.lane.shift
+        return None if self.context is None else self.context - self.lane.shift
 
     def counted_positions(self) -> list[int]:
         """Return the batch positions of rows that are being written; in lockstep finished ones stay as padding."""

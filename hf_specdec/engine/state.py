@@ -19,9 +19,9 @@ from torch import Tensor
 class Proposal:
     """K draft tokens per row.
 
-    `token_ids` is `[B, K]`. `probs` `[B, K, V]` float32 is the law each token was drawn from, after processors; None
-    says that the drafter is deterministic (each token had probability 1). `is_broken` `[B]` bool marks rows where the
-    draft gave NaN; None where that cannot happen.
+    `token_ids` is `[B, K]`. `probs` `[B, K, V]` float32 is the law each token was drawn from, after processors, NaN
+    where the draft gave none; None says that the drafter is deterministic (each token had probability 1). `is_broken`
+    `[B]` bool marks rows where the draft gave NaN; None where that cannot happen. All of it is good until the next one.
     """
 
     token_ids: Tensor
@@ -43,13 +43,15 @@ class Acceptance:
 
     `survival` `[B, K]` float32 is the probability that at least the first 1, …, K drafted tokens stay, each given the
     tokens up to there; None when nothing is sampled (then it follows from `num_accepted`) or drafted. `next_probs`
-    `[B]` float32 is the target's probability of the next token in a sampled plain step, None otherwise.
+    `[B]` float32 is the target's probability of the next token in a sampled plain step, None otherwise. `is_undefined`
+    `[B]` bool marks rows whose target gave no law to draw from; None when nothing is sampled.
     """
 
     num_accepted: Tensor
     next_token_ids: Tensor
     survival: Tensor | None = None
     next_probs: Tensor | None = None
+    is_undefined: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

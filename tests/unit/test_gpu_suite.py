@@ -29,14 +29,18 @@ def test_every_part_is_measured_and_written(tmp_path: Path) -> None:
     results = run_suite(TINY, tmp_path)
     assert results == json.loads((tmp_path / RESULTS).read_text(encoding="utf-8"))
     assert list(results["cells"]) == [
-        "target forwards, B=1",
-        "target forwards, B=2",
-        "draft forwards, none",
+        "target forwards, eager, B=1",
+        "target forwards, cuda_graph, B=1",
+        "target forwards, eager, B=2",
+        "target forwards, cuda_graph, B=2",
+        "draft forwards, none, eager",
+        "draft forwards, none, cuda_graph",
         "table, draft none, synthetic T=0 B=1",
         "table, draft none, synthetic T=0 B=2",
     ]
     assert not any("error" in part["result"] for part in results["cells"].values())
-    assert results["cells"]["target forwards, B=2"]["result"]["3"]["median"] > 0
+    assert results["cells"]["target forwards, eager, B=2"]["result"]["3"]["median"] > 0
+    assert results["cells"]["target forwards, cuda_graph, B=1"]["result"]["runner"] == "eager"
     rows = results["cells"]["table, draft none, synthetic T=0 B=1"]["result"]["cells"]["synthetic T=0 B=1"]["rows"]
     assert {"plain", "draft_model K=4", "draft_model adaptive", "assistant_model"} <= rows.keys()
     assert not any(row["is_wrong"] for row in rows.values())

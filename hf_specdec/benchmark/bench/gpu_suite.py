@@ -35,6 +35,7 @@ class Suite:
         device: Where.
         limit_seconds: No part is begun after so long.
         quantizations: Of the draft.
+        runners: Of forwards; in the table calls run with "auto", and those of the first draft also with "eager".
         num_tokens: Tokens per forward: 1 is a step, K + 1 a verification.
         context: Tokens before them.
         batch_sizes: Of the target's forwards and of the table.
@@ -49,6 +50,7 @@ class Suite:
     device: str = "cuda"
     limit_seconds: float = 540.0
     quantizations: Sequence[str] = ("none", "nf4", "int8")
+    runners: Sequence[str] = ("eager", "cuda_graph")
     num_tokens: Sequence[int] = (1, 2, 3, 5, 7, 9, 13)
     context: int = 1024
     batch_sizes: Sequence[int] = (1, 8)
@@ -76,8 +78,12 @@ class _Workshop:
         for quantization in suite.quantizations:
             if quantization == "none":
                 for rows in suite.batch_sizes:
-                    parts[f"target forwards, B={rows}"] = partial(self._forwards, "target", "none", rows)
-            parts[f"draft forwards, {quantization}"] = partial(self._forwards, "draft", quantization, 1)
+                    for runner in suite.runners:
+                        name = f"target forwards, {runner}, B={rows}"
+                        parts[name] = partial(self._forwards, "target", "none", rows, runner)
+            for runner in suite.runners:
+                name = f"draft forwards, {quantization}, {runner}"
+                parts[name] = partial(self._forwards, "draft", quantization, 1, runner)
             for temperature in suite.temperatures:
                 for rows in suite.batch_sizes if quantization == "none" else (1,):
                     cell = Cell(SYNTHETIC, temperature, rows)
@@ -93,12 +99,17 @@ class _Workshop:
             self._quantization = quantization
         return self._subject
 
-    def _forwards(self, role: str, quantization: str, num_rows: int) -> Any:
+    def _forwards(self, role: str, quantization: str, num_rows: int, runner: str) -> Any:
         suite = self.suite
         model = getattr(self._pair(quantization).pair, role)
         counts = list(suite.num_tokens) if role == "target" else [1, 2]
         return forward_milliseconds(
-            model, counts, context=suite.context, batch_size=num_rows, repeats=max(suite.repeats, 2)
+            model,
+            counts,
+            context=suite.context,
+            batch_size=num_rows,
+            repeats=max(suite.repeats, 2),
+            runner=runner,
         )
 
     def _table(self, quantization: str, cell: Cell) -> Any:
@@ -107,7 +118,12 @@ class _Workshop:
             max_new_tokens=suite.max_new_tokens, num_prompts=max(2, cell.batch_size), repeats=max(2, suite.repeats // 4)
         )
         left_out = set() if quantization == "none" else {"plain-compiled", "assistant", "assistant-lengths"}
-        choice = Choice(lengths=(4, 6), assisted_lengths=(4,), left_out=frozenset(left_out | {"prompt-lookup"}))
+        choice = Choice(
+            lengths=(4, 6),
+            assisted_lengths=(4,),
+            runners=("auto", "eager") if quantization == "none" else ("auto",),
+            left_out=frozenset(left_out | {"prompt-lookup"}),
+        )
         results = {"provenance": {}, "pair": subject.names, "cells": {}}
         path = self.folder / f"{RESULTS}.cell"
         done = session.run(

@@ -140,6 +140,9 @@ def speculation_values(calls: Sequence[SpeculationStats]) -> dict[str, Any]:
         "lane": stats.lane,
         "draft_lane": stats.draft_lane,
         "draft_quantization": stats.draft_quantization,
+        "runner": stats.runner,
+        "draft_runner": stats.draft_runner,
+        "runner_reason": stats.runner_reason,
         "fallbacks": sorted(set(stats.fallbacks)),
         "draft_suspicions": stats.draft_suspicions,
     }

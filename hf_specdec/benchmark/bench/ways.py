@@ -69,12 +69,14 @@ class Choice:
         lengths: Our fixed draft lengths.
         assisted_lengths: Constant draft lengths of `assistant_model`, of which the best is shown.
         quantizations: Of our draft; those beside "none" need the draft's name.
+        runners: Of our forwards, as in `SpeculativeConfig`.
         left_out: Of `GROUPS`.
     """
 
     lengths: Sequence[int] = (4, 6)
     assisted_lengths: Sequence[int] = (3, 5)
     quantizations: Sequence[str] = ("none",)
+    runners: Sequence[str] = ("auto",)
     left_out: frozenset[str] = frozenset()
 
 
@@ -85,7 +87,8 @@ def ways_of(pair: Pair, choice: Choice, batch_size: int) -> dict[str, Way]:
     if "plain-compiled" not in left_out:
         ways[COMPILED] = _compiled(pair.target)
     for quantization in choice.quantizations:
-        ways |= _ours(pair, choice, quantization)
+        for runner in choice.runners:
+            ways |= _ours(pair, choice, quantization, runner)
     ways |= _hosts(pair, choice, batch_size)
     return ways | {PLAIN_AGAIN: Way()}
 
@@ -99,15 +102,18 @@ def _compiled(target: PreTrainedModel) -> Way:
     )
 
 
-def _ours(pair: Pair, choice: Choice, quantization: str) -> dict[str, Way]:
+def _ours(pair: Pair, choice: Choice, quantization: str, runner: str) -> dict[str, Way]:
+    config: dict[str, Any] = {"runner": runner}
     keywords: dict[str, Any] = {"draft_model": pair.draft}
     refusal = ""
     if quantization != "none":
         refusal = "" if pair.draft_name else "only a draft that is given by name can be quantized"
-        keywords = {"draft_model": pair.draft_name, "speculative_config": {"draft_quantization": quantization}}
+        keywords = {"draft_model": pair.draft_name}
+        config["draft_quantization"] = quantization
     if pair.draft_tokenizer is not None:
         keywords["tokenizer"] = pair.tokenizer
-    suffix = "" if quantization == "none" else f", {quantization}"
+    keywords["speculative_config"] = config
+    suffix = "".join(f", {told}" for told in (quantization, runner) if told not in ("none", "auto"))
     lengths: list[int | str] = list(choice.lengths) if "fixed" not in choice.left_out else []
     lengths += ["auto"] if "adaptive" not in choice.left_out else []
     return {

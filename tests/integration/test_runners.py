@@ -1,0 +1,323 @@
+"""Compiled and captured forwards: the same text, prepared once per shape, and the model itself when that fails."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import shutil
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from integration.comparing import EVERY_OUTCOME, KINDS, assert_same_ids, outcomes_of, plain, prompts
+from integration.harness import build_mistral
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import hf_specdec
+import models
+from hf_specdec.engine import lending, runners, static
+from hf_specdec.errors import InvalidConfigError
+
+SYNCING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::item")
+
+
+class NoReads(TorchDispatchMode):
+    """Makes reads of the device errors, as they are while a graph is captured."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.name().partition(".")[0] in SYNCING:
+            raise RuntimeError(f"{function.name()} cannot be captured")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def replaying(monkeypatch):
+    """Stand in for CUDA graphs: a function runs on inputs and outputs that stay where they are, and may read nothing.
+
+    What a graph bakes in, this would read anew from Python; so Python's part is run once and must not matter later.
+    """
+    made: list[tuple[int, ...]] = []
+
+    def maker(function, model, inputs):
+        held = tuple(tensor.clone() for tensor in inputs)
+        kept = tuple(torch.empty_like(output) for output in function(model, *held))
+        made.append(tuple(inputs[0].shape))
+
+        def replay(model, *given):
+            for own, value in zip(held, given, strict=True):
+                assert own.shape == value.shape, "a graph's shapes are fixed"
+                own.copy_(value)
+            with NoReads():
+                for own, value in zip(kept, function(model, *held), strict=True):
+                    own.copy_(value)
+            return kept
+
+        return replay
+
+    monkeypatch.setitem(runners.RUNNERS, "cuda_graph", maker)
+    monkeypatch.setattr(lending, "refusal_of_static", lambda *_: "")
+    return made
+
+
+def compiled_lightly(monkeypatch) -> list[int]:
+    """Let torch.compile trace and check everything, but leave out its slow code generator; count what it traces."""
+    compile_fully = torch.compile
+    traced: list[int] = []
+
+    def counting(graph, inputs):
+        traced.append(len(inputs))
+        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
+
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: compile_fully(function, **options, backend=counting)
+    )
+    return traced
+
+
+def decode(model, inputs, draft, runner, **options):
+    settings = {"do_sample": False, "max_new_tokens": 24, "num_draft_tokens": 3, **options}
+    return model.generate(
+        **inputs,
+        draft_model=draft,
+        speculative_config={"runner": runner},
+        return_dict_in_generate=True,
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("lengths", [[6], [3, 6, 5]])
+def test_captured_forwards_give_the_same_text(target, drafts, replaying, lengths):
+    hf_specdec.enable(target)
+    inputs = prompts(lengths)
+    wanted = plain(target, inputs, max_new_tokens=24)
+    seen = set()
+    for kind in KINDS:
+        output = decode(target, inputs, drafts[kind], "cuda_graph")
+        assert_same_ids(output.sequences, wanted)
+        stats = output.speculation
+        assert (stats.runner, stats.draft_runner, stats.runner_reason) == ("cuda_graph", "cuda_graph", "")
+        seen |= outcomes_of(stats.rounds)
+    assert seen == EVERY_OUTCOME
+    assert replaying
+
+
+def test_captured_forwards_give_the_same_text_in_windows_and_past_several_buckets(replaying):
+    target = hf_specdec.enable(build_mistral())
+    inputs = prompts([6])
+    wanted = plain(target, inputs, max_new_tokens=140)
+    for draft in models.build_drafts(target).values():
+        output = decode(target, inputs, draft, "cuda_graph", max_new_tokens=140, num_draft_tokens=5)
+        assert_same_ids(output.sequences, wanted)
+        assert output.speculation.runner == "cuda_graph"
+
+
+def test_rows_that_stop_apart_leave_captured_batches(target, drafts, replaying):
+    hf_specdec.enable(target)
+    inputs = prompts([3, 6, 5])
+    free = plain(target, inputs, max_new_tokens=24)
+    stop = int(free[0, 6 + 4])
+    wanted = plain(target, inputs, max_new_tokens=24, eos_token_id=stop, pad_token_id=0)
+    for kind in KINDS:
+        output = decode(target, inputs, drafts[kind], "cuda_graph", eos_token_id=stop, pad_token_id=0)
+        assert_same_ids(output.sequences, wanted)
+        assert output.speculation.runner == "cuda_graph"
+        assert len({len(record.rows) for record in output.speculation.rounds}) > 1
+
+
+def test_shapes_are_prepared_once_for_many_calls(target, drafts, replaying):
+    hf_specdec.enable(target)
+    inputs = prompts([6])
+    decode(target, inputs, drafts["noisy"], "cuda_graph")
+    before = len(replaying)
+    decode(target, inputs, drafts["noisy"], "cuda_graph")
+    decode(target, prompts([5]), drafts["noisy"], "cuda_graph", max_new_tokens=20)
+    assert len(replaying) == before > 0
+    hf_specdec.disable(target)
+    hf_specdec.enable(target)
+    decode(target, inputs, drafts["noisy"], "cuda_graph")
+    assert len(replaying) > before
+
+
+def test_a_draft_with_pointwise_processors_proposes_in_one_unit(target, drafts, replaying, monkeypatch):
+    hf_specdec.enable(target)
+    torch.manual_seed(0)
+    steps: list[int] = []
+    by_steps = hf_specdec.drafters.model.ModelDrafter._proposed_by_steps
+    monkeypatch.setattr(
+        hf_specdec.drafters.model.ModelDrafter,
+        "_proposed_by_steps",
+        lambda self, *args: steps.append(args[0]) or by_steps(self, *args),
+    )
+    output = decode(
+        target, prompts([6]), drafts["noisy"], "cuda_graph", do_sample=True, temperature=0.8, top_k=20, top_p=0.9
+    )
+    assert output.speculation.draft_runner == "cuda_graph"
+    assert not steps
+    assert outcomes_of(output.speculation.rounds) == EVERY_OUTCOME
+    decode(target, prompts([6]), drafts["noisy"], "cuda_graph", repetition_penalty=1.3)
+    assert steps
+
+
+@pytest.mark.parametrize("lengths", [[6], pytest.param([3, 6, 5], marks=pytest.mark.slow)])
+def test_compiled_forwards_give_the_same_text(target, drafts, monkeypatch, lengths):
+    traced = compiled_lightly(monkeypatch)
+    hf_specdec.enable(target)
+    inputs = prompts(lengths)
+    wanted = plain(target, inputs, max_new_tokens=40)
+    seen = set()
+    for kind in KINDS:
+        output = decode(target, inputs, drafts[kind], "compiled", max_new_tokens=40)
+        assert_same_ids(output.sequences, wanted)
+        assert (output.speculation.runner, output.speculation.runner_reason) == ("compiled", "")
+        seen |= outcomes_of(output.speculation.rounds)
+    assert seen == EVERY_OUTCOME
+    before = len(traced)
+    decode(target, inputs, drafts["noisy"], "compiled", max_new_tokens=40)
+    assert len(traced) == before > 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None and shutil.which("clang++") is None, reason="needs a C++ compiler")
+def test_the_real_compiler_gives_the_same_text(target, drafts):
+    hf_specdec.enable(target)
+    inputs = prompts([6])
+    wanted = plain(target, inputs, max_new_tokens=30)
+    output = decode(target, inputs, drafts["noisy"], "compiled", max_new_tokens=30)
+    assert_same_ids(output.sequences, wanted)
+    stats = output.speculation
+    assert (stats.runner, stats.draft_runner, stats.runner_reason) == ("compiled", "compiled", "")
+
+
+@pytest.mark.parametrize("kind", ["compiled", "cuda_graph"])
+def test_a_preparation_that_fails_leaves_the_answer_intact(target, drafts, replaying, monkeypatch, kind):
+    def failing(*_):
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setitem(runners.RUNNERS, kind, failing)
+    hf_specdec.enable(target)
+    inputs = prompts([3, 6, 5])
+    wanted = plain(target, inputs, max_new_tokens=24)
+    output = decode(target, inputs, drafts["noisy"], kind)
+    assert_same_ids(output.sequences, wanted)
+    assert (output.speculation.runner, output.speculation.fallbacks) == ("eager", [])
+    assert "no such kernel" in output.speculation.runner_reason
+
+
+def test_a_forward_that_gives_other_logits_is_not_trusted(target, drafts, replaying, monkeypatch):
+    right = runners.RUNNERS["cuda_graph"]
+
+    def wrong(function, model, inputs):
+        made = right(function, model, inputs)
+
+        def run(*given):
+            outputs = made(*given)
+            # A unit of draft steps gives three; what it proposes may be anything.
+            return (outputs[0] + 1,) if len(outputs) == 1 else outputs
+
+        return run
+
+    monkeypatch.setitem(runners.RUNNERS, "cuda_graph", wrong)
+    hf_specdec.enable(target)
+    inputs = prompts([6])
+    output = decode(target, inputs, drafts["noisy"], "cuda_graph")
+    assert_same_ids(output.sequences, plain(target, inputs, max_new_tokens=24))
+    assert "gave other logits" in output.speculation.runner_reason
+
+
+def test_new_weights_are_noticed(target, drafts, replaying):
+    hf_specdec.enable(target)
+    inputs = prompts([6])
+    decode(target, inputs, drafts["identical"], "cuda_graph")
+    other = models.build_target(seed=5)
+    target.load_state_dict(copy.deepcopy(other.state_dict()), assign=True)
+    output = decode(target, inputs, drafts["identical"], "cuda_graph")
+    assert_same_ids(output.sequences, plain(target, inputs, max_new_tokens=24))
+    assert output.speculation.runner == "cuda_graph"
+
+
+@pytest.mark.slow
+def test_what_is_prepared_does_not_keep_the_model(monkeypatch):
+    compiled_lightly(monkeypatch)
+    model = hf_specdec.enable(models.build_target())
+    draft = models.build_drafts(model)["noisy"]
+    output = decode(model, prompts([6]), draft, "compiled", max_new_tokens=24)
+    assert output.speculation.runner == "compiled"
+    gone = weakref.ref(model), weakref.ref(draft)
+    del model, draft, output
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+
+
+def test_a_cache_of_the_callers_is_as_plain_decoding_leaves_it(target, drafts, replaying):
+    hf_specdec.enable(target)
+    inputs = prompts([6])
+    first = decode(target, inputs, drafts["noisy"], "cuda_graph")
+    wanted = target.generate(**inputs, do_sample=False, max_new_tokens=24, return_dict_in_generate=True)
+    name = "cache" if "cache" in wanted else "past_key_values"
+    decode(target, prompts([4], seed=3), drafts["noisy"], "cuda_graph")
+    for ours, theirs in zip(first[name].layers, wanted[name].layers, strict=True):
+        torch.testing.assert_close(ours.keys, theirs.keys)
+        torch.testing.assert_close(ours.values, theirs.values)
+
+
+def test_an_interrupted_call_leaves_nothing_prepared_lent(target, drafts, replaying):
+    hf_specdec.enable(target)
+    inputs = prompts([6])
+
+    def interrupt(record):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        target.generate(
+            **inputs,
+            draft_model=drafts["noisy"],
+            max_new_tokens=24,
+            speculative_config={"runner": "cuda_graph", "on_round": interrupt},
+        )
+    output = decode(target, inputs, drafts["noisy"], "cuda_graph")
+    assert_same_ids(output.sequences, plain(target, inputs, max_new_tokens=24))
+    assert output.speculation.runner == "cuda_graph"
+
+
+def test_auto_is_eager_on_the_cpu(target, drafts):
+    hf_specdec.enable(target)
+    stats = decode(target, prompts([6]), drafts["noisy"], "auto").speculation
+    assert (stats.runner, stats.draft_runner, stats.runner_reason) == ("eager", "eager", "")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a CUDA device")
+def test_graphs_on_the_cpu_are_refused_with_a_reason_in_the_stats(target, drafts):
+    hf_specdec.enable(target)
+    stats = decode(target, prompts([6]), drafts["noisy"], "cuda_graph").speculation
+    assert stats.runner == "eager"
+    assert "not on a CUDA device" in stats.runner_reason
+
+
+def test_unknown_runners_are_refused(target, drafts):
+    hf_specdec.enable(target)
+    with pytest.raises(InvalidConfigError, match="`runner` must be one of 'auto', 'eager', 'compiled', 'cuda_graph'"):
+        decode(target, prompts([6]), drafts["noisy"], "cudagraphs")
+
+
+def test_buckets_are_at_most_twice_the_length():
+    lengths = [static.bucket_of(length) for length in (1, 64, 65, 128, 129, 1000)]
+    assert lengths == [64, 64, 128, 128, 256, 1024]
+
+
+def test_a_profile_tells_phases_and_writes_a_trace(target, drafts, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    hf_specdec.enable(target)
+    output = target.generate(
+        **prompts([6]),
+        draft_model=drafts["noisy"],
+        max_new_tokens=12,
+        do_sample=False,
+        speculative_config={"profile": True},
+        return_dict_in_generate=True,
+    )
+    stats = output.speculation
+    assert {"prompt", "start", "probe", "draft", "verify", "accept", "commit", "conclude"} == set(stats.profile)
+    assert all(seconds > 0 for seconds in stats.profile.values())
+    assert "hf_specdec verify" in (tmp_path / stats.trace_file).read_text()
+    assert stats.to_dict()["profile"] == stats.profile
