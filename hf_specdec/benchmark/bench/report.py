@@ -83,7 +83,8 @@ def markdown(results: Mapping[str, Any], plots: Sequence[str] = ()) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _introduction(results: Mapping[str, Any]) -> str:
+def origin_in_words(results: Mapping[str, Any]) -> str:
+    """Return when, where and with what the figures were measured, and what to know about the pair."""
     origin = results["provenance"]
     options = origin["options"]
     check = origin["idle_check"]
@@ -95,7 +96,13 @@ def _introduction(results: Mapping[str, Any]) -> str:
         f"Measured on {origin['date']} on {origin['hardware']}, {versions}, "
         f"{commit}{options['dtype']}, {options['max_new_tokens']} new tokens per row, "
         f"{options['num_prompts']} prompts, {options['repeats']} repeats, all ways interleaved in one process."
-        f"{note}{busy}\n\n"
+        f"{note}{busy}"
+    )
+
+
+def _introduction(results: Mapping[str, Any]) -> str:
+    return (
+        f"{origin_in_words(results)}\n\n"
         "Times faster than plain decoding: the ratio of summed times, with its 95 % interval, in which the noise of "
         f"plain decoding against itself ({results['noise']:.1%}) is contained. Memory is that of the weights a way "
         "needs and of what its calls took beyond. Tokens per round are tokens per forward of the target where "
