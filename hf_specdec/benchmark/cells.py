@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_specdec.benchmark.bench.ways import generation_settings
 from hf_specdec.benchmark.demo_pair import Run, Times, methods
+from hf_specdec.benchmark.random_draft import with_random_weights
 from hf_specdec.demo import DEMO_PROMPTS, DemoPair, widen
 from hf_specdec.metrics import SpeculationStats, added_up
 
@@ -84,14 +85,10 @@ def make_drafts(pair: DemoPair, num_parameters: int) -> Drafts:
         pair: The bundled pair, its target widened by `num_parameters`.
         num_parameters: Parameters to widen the slow draft by; 0 leaves it as it is.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
-        useless: Any = type(pair.draft)(copy.deepcopy(pair.draft.config))
-    useless.generation_config = copy.deepcopy(pair.draft.generation_config)
     slow = copy.deepcopy(pair.draft)
     if num_parameters:
         widen(slow, num_parameters)
-    return Drafts(pair, useless.to(pair.draft.device, pair.draft.dtype).eval(), slow)
+    return Drafts(pair, with_random_weights(pair.draft, SEED), slow)
 
 
 def encoded_prompts(tokenizer: PreTrainedTokenizerBase, cell: Cell, num_prompts: int) -> list[Any]:

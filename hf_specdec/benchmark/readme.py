@@ -1,7 +1,8 @@
-"""Write the README's tables from the files in `results/`: `python -m hf_specdec.benchmark.readme README.md`.
+"""Write the README's figures from the files in `results/`: `python -m hf_specdec.benchmark.readme README.md`.
 
-A table stands between two comments, `<!-- figures: NAME -->` and `<!-- end of figures -->`; what is between them is
-replaced. `--check` only says whether they are in step.
+A table or a sentence stands between two comments, `<!-- figures: NAME -->` and `<!-- end of figures -->`; what is
+between them is replaced. Pictures are drawn anew where matplotlib is installed. `--check` writes nothing and only says
+whether tables and sentences are in step.
 """
 
 from __future__ import annotations
@@ -11,43 +12,56 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hf_specdec.benchmark import quantized_table, token_spaces
+from hf_specdec.benchmark import quantized_table, readme_tables
+from hf_specdec.benchmark.bench import plots
 from hf_specdec.benchmark.bench.numbers import with_summaries
-from hf_specdec.benchmark.bench.report import overview
-from hf_specdec.benchmark.verdicts import table
 
 RESULTS = Path(__file__).parent / "results"
-BLOCK = re.compile(r"<!-- figures: (\w+) -->\n(.*?)<!-- end of figures -->", re.DOTALL)
+MARKED = re.compile(r"<!-- figures: (\w+) -->\n(.*?)<!-- end of figures -->", re.DOTALL)
 
 
-def _bench(results: dict[str, Any]) -> str:
-    return overview(with_summaries(results)) + "\n"
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What stands between two comments.
+
+    Attributes:
+        make: Makes it of what is in the files, in their order.
+        files: Their names in `results/`.
+    """
+
+    make: Callable[..., str]
+    files: tuple[str, ...]
 
 
-def _simulation(results: dict[str, Any]) -> str:
-    names = list(results["cells"][0]["speeds"])
-    lines = []
-    for cell in results["cells"]:
-        speeds = [f"{speed:.2f}" for speed in cell["speeds"].values()]
-        speeds[0] += f" ({cell['best_fixed_length']})"
-        lines.append([f"{cell['cost_ratio']:g}", cell["workload"], *speeds])
-    return table(["cost ratio", "text", *names], lines)
-
-
-TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
-    "bench": _bench,
-    "quantized_drafts": quantized_table.rendered,
-    "simulation": _simulation,
-    "token_spaces": token_spaces.rendered,
+BLOCKS = {
+    "adaptive": Block(readme_tables.adaptive, ("adaptive.json", "adaptive_batch.json")),
+    "bench": Block(readme_tables.bench, ("bench.json",)),
+    "bench_random": Block(readme_tables.bench_random, ("bench_random.json",)),
+    "bench_repeat": Block(readme_tables.bench_repeat, ("bench_repeat.json",)),
+    "demo_pair": Block(readme_tables.demo_pair, ("demo_pair.json",)),
+    "overhead": Block(readme_tables.overhead, ("overhead.jsonl",)),
+    "plan": Block(readme_tables.plan, ("plan.json", "plan_published.json")),
+    "quantized_drafts": Block(quantized_table.rendered, ("quantized_drafts.json",)),
+    "simulation": Block(readme_tables.simulation, ("simulation.json",)),
+    "token_spaces": Block(readme_tables.other_tokenizers, ("token_spaces.json",)),
 }
-"""Name of a block, and of the file without its ending, to what makes its table."""
+"""By the name in the comment."""
+
+PICTURES = {
+    "bench_speed.png": "speed_up_by_workload.png",
+    "bench_acceptance.png": "acceptance_by_position.png",
+    "bench_lengths.png": "draft_length_over_time.png",
+}
+"""Files in `results/`, and which picture of `bench.json` each is."""
 
 
 def written(text: str) -> str:
-    """Return a page with its tables made anew.
+    """Return a page with its tables and sentences made anew.
 
     Raises:
         ValueError: A block has a name that is not known.
@@ -55,12 +69,27 @@ def written(text: str) -> str:
 
     def block(found: re.Match[str]) -> str:
         name = found[1]
-        if name not in TABLES:
-            raise ValueError(f"A block of figures must be one of {', '.join(TABLES)}, but is {name!r}. Correct it.")
-        results = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
-        return f"<!-- figures: {name} -->\n{TABLES[name](results).strip()}\n<!-- end of figures -->"
+        if name not in BLOCKS:
+            raise ValueError(f"A block of figures must be one of {', '.join(BLOCKS)}, but is {name!r}. Correct it.")
+        own = BLOCKS[name]
+        return f"<!-- figures: {name} -->\n{own.make(*map(_read, own.files)).strip()}\n<!-- end of figures -->"
 
-    return BLOCK.sub(block, text)
+    return MARKED.sub(block, text)
+
+
+def draw_pictures(folder: Path = RESULTS) -> list[str]:
+    """Draw the README's pictures, and return their file names.
+
+    Raises:
+        SpecDecError: matplotlib is not installed.
+    """
+    results = with_summaries(_read("bench.json"))
+    return [name for name, picture in PICTURES.items() if plots.draw(picture, results, folder / name)]
+
+
+def _read(name: str) -> Any:
+    text = (RESULTS / name).read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()] if name.endswith(".jsonl") else json.loads(text)
 
 
 def main() -> None:
@@ -74,6 +103,8 @@ def main() -> None:
     if options.check:
         sys.exit(int(before != after))
     options.page.write_text(after, encoding="utf-8")
+    if find_spec("matplotlib") is not None:
+        draw_pictures()
 
 
 if __name__ == "__main__":

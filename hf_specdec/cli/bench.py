@@ -23,11 +23,14 @@ _RULE = "`hf-specdec bench` measures two causal language models, given as Hub id
 _Dtype = Literal["float32", "bfloat16", "float16"]
 _LEAST_WIDTH = 150
 REPORT = "report.md"
+RANDOM_DRAFT = "random"
 
 
 def bench(
     model: Annotated[str | None, typer.Option(help="The target: a Hub id or a local folder; default: bundled.")] = None,
-    draft: Annotated[str | None, typer.Option(help="The draft, likewise.")] = None,
+    draft: Annotated[
+        str | None, typer.Option(help="The draft, likewise; random without --model: bundled, with weights drawn anew.")
+    ] = None,
     synthetic: Annotated[
         str | None,
         typer.Option(help="Two shapes, as llama-3-8b:llama-3.2-1b: random weights, real costs, a set acceptance."),
@@ -91,17 +94,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
     from hf_specdec.benchmark.bench.ways import GROUPS
     from hf_specdec.memory import QUANTIZATIONS
 
-    if (given["model"] is None) != (given["draft"] is None):
-        raise typer.BadParameter(
-            "needs the other of the two: give both, or none for the bundled pair.", param_hint="--model"
-        )
-    if given["prompts"] is not None and given["synthetic"] is not None:
-        raise typer.BadParameter("cannot be combined with --synthetic, which reads no text.", param_hint="--prompts")
-    if given["model"] is not None and given["synthetic"] is not None:
-        raise typer.BadParameter("cannot be combined with --model: a pair is loaded or made.", param_hint="--synthetic")
-    for name in (given["model"], given["draft"]):
-        if name is not None:
-            refuse_missing_folder(_RULE, name)
+    _check_pair(given)
     parts = {
         "temperatures": _numbers(given["temperatures"], float, "--temperatures", least=0),
         "batch_sizes": _numbers(given["batch_sizes"], int, "--batch-sizes", least=1),
@@ -112,6 +105,37 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
         "leave_out": _names(given["leave_out"], GROUPS, "--leave-out"),
     }
     return {**given, **parts}
+
+
+def _check_pair(given: dict[str, Any]) -> None:
+    """Refuse what names no pair, or two.
+
+    Raises:
+        typer.BadParameter: Options that do not go together.
+        ValueError: There is no such folder.
+    """
+    model, draft, synthetic = given["model"], given["draft"], given["synthetic"]
+    if draft == RANDOM_DRAFT and model is not None:
+        raise typer.BadParameter(
+            "draws the weights of the bundled draft anew, and goes without --model. Leave out --model, or write "
+            f"./{RANDOM_DRAFT} for a folder of that name.",
+            param_hint=f"--draft {RANDOM_DRAFT}",
+        )
+    if (model is None) != (draft in (None, RANDOM_DRAFT)):
+        raise typer.BadParameter(
+            f"needs the other of the two, but --model is {model!r} and --draft is {draft!r}: give both, none for the "
+            f"bundled pair, or `--draft {RANDOM_DRAFT}` alone for its target with a draft of random weights.",
+            param_hint="--model",
+        )
+    if given["prompts"] is not None and synthetic is not None:
+        raise typer.BadParameter("cannot be combined with --synthetic, which reads no text.", param_hint="--prompts")
+    if (model is not None or draft is not None) and synthetic is not None:
+        raise typer.BadParameter(
+            "cannot be combined with --model and --draft: a pair is loaded or made.", param_hint="--synthetic"
+        )
+    for name in (model, draft):
+        if name is not None and name != RANDOM_DRAFT:
+            refuse_missing_folder(_RULE, name)
 
 
 def _numbers(text: str, kind: type, option: str, *, least: float, most: float = sys.maxsize) -> list[Any]:
@@ -157,7 +181,8 @@ def _load(options: dict[str, Any]) -> Subject:
     if options["synthetic"] is not None:
         return subjects.synthetic_pair(options["synthetic"], options["acceptance"], dtype, device, options["seed"])
     if options["model"] is None:
-        return subjects.bundled_pair(options["num_parameters"], dtype, device)
+        seed = options["seed"] if options["draft"] == RANDOM_DRAFT else None
+        return subjects.bundled_pair(options["num_parameters"], dtype, device, random_seed=seed)
     return subjects.named_pair(
         options["model"], options["draft"], dtype, device, trust_remote_code=options["trust_remote_code"]
     )

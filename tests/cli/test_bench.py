@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hf_specdec.benchmark.bench import runner, ways
 from hf_specdec.benchmark.bench.numbers import ADAPTIVE
 from hf_specdec.benchmark.bench.runner import speculation_values
 from hf_specdec.benchmark.bench.ways import ASSISTANT, PLAIN, PROMPT_LOOKUP
+from hf_specdec.benchmark.random_draft import with_random_weights
 from hf_specdec.cli import main
 from hf_specdec.demo import load_demo_pair
 from hf_specdec.metrics import SpeculationStats
@@ -144,6 +146,35 @@ def test_a_synthetic_pair_says_that_its_acceptance_is_set(run: Run, tmp_path: Pa
     assert results["pair"]["note"] in (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
 
 
+def test_a_random_draft_is_called_that_and_guesses_by_chance(run: Run, tmp_path: Path) -> None:
+    left_out = ["--leave-out", "plain-compiled,assistant,assistant-lengths,prompt-lookup"]
+    results = run(*left_out, "--draft", "random", "--quantizations", "none,nf4", "--max-new-tokens", "24")
+    cell = results["cells"]["code T=0 B=1"]
+    assert cell["ways"]["draft_model K=3"]["speculation"]["token_acceptance_rate"] < 0.05
+    assert cell["ways"][ADAPTIVE]["num_differing_outputs"] == 0
+    assert cell["refused"].keys() >= {"draft_model K=3, nf4"}
+    report = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
+    assert "# the bundled target with a draft of random weights" in report
+    assert results["pair"]["note"] in report
+    assert "random weights" in results["pair"]["note"]
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *QUICK, *left_out, "--no-plots", "--output", str(tmp_path / "out")])
+    assert ended.value.code == 1, "the trained draft's figures must not go on from these"
+
+
+def test_a_seed_draws_the_same_random_draft() -> None:
+    trained = load_demo_pair(num_parameters=0, dtype=torch.bfloat16).draft
+    state = torch.get_rng_state()
+    first, again, other = (with_random_weights(trained, seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert first.dtype == trained.dtype
+    assert first.config.to_dict() == trained.config.to_dict()
+    weights = [model.get_input_embeddings().weight for model in (first, again, other, trained)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert not torch.equal(weights[0], weights[3])
+
+
 def test_pictures_are_drawn_where_matplotlib_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     left_out = ["--leave-out", "plain-compiled,assistant,assistant-lengths,prompt-lookup"]
@@ -163,6 +194,9 @@ def test_pictures_are_drawn_where_matplotlib_is(tmp_path: Path, capsys: pytest.C
         (["--quantizations", "int3"], "but holds 'int3'"),
         (["--leave-out", "everything"], "but holds 'everything'"),
         (["--model", "org/target"], "needs the other of the two"),
+        (["--draft", "org/draft"], "needs the other of the two"),
+        (["--model", "org/target", "--draft", "random"], "draws the weights of the bundled draft anew"),
+        (["--synthetic", "a:b", "--draft", "random"], "cannot be combined"),
         (["--synthetic", "a:b", "--model", "x", "--draft", "y"], "cannot be combined"),
         (["--compare", "nowhere", "neither"], "must be two folders"),
         (["--lengths", "9999"], "at most 256"),
@@ -177,7 +211,8 @@ def test_wrong_usage_is_told_before_anything_is_loaded(
     with pytest.raises(SystemExit) as error:
         main(["bench", *arguments])
     assert error.value.code in (1, 2)
-    assert message.split()[0] in " ".join(capsys.readouterr().err.split())
+    # Usage errors come in a frame.
+    assert message in " ".join(capsys.readouterr().err.replace("│", " ").split())
 
 
 def test_an_assistant_shares_the_drafts_weights_and_nothing_else() -> None:

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from hf_specdec.benchmark.bench import numbers
 from hf_specdec.benchmark.bench.grid import Cell, cells_of
-from hf_specdec.benchmark.bench.report import comparison_text, markdown
+from hf_specdec.benchmark.bench.report import comparison_text, markdown, verdict
 from hf_specdec.benchmark.bench.session import read_results, save, started_or_resumed
 
 OURS = "draft_model K=4"
+ADAPTIVE = numbers.ADAPTIVE
 SPECULATION = {
     "acceptance_rate": 0.8,
     "token_acceptance_rate": 0.85,
@@ -154,6 +155,37 @@ def test_a_draft_that_does_not_pay_is_called_that() -> None:
     text = markdown(numbers.with_summaries(results))
     assert "This draft does not pay here" in text
     assert "It is broken." in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sentence"),
+    [
+        (
+            {ADAPTIVE: 1.01, OURS: 1.8, "assistant_model": 2.5, "assistant_model K=3": 2.0},
+            "This draft does not pay here: left to adapt, decoding is as fast as without it (0.99); `assistant_model` "
+            "with it is at best 0.50 times as fast.",
+        ),
+        (
+            {ADAPTIVE: 1.25, OURS: 1.8, "assistant_model": 1.0},
+            "This draft does not pay here: left to adapt, decoding is 0.80 times as fast as without it.",
+        ),
+        (
+            {OURS: 1.25, "assistant_model": 2.0},
+            "This draft does not pay here, at the lengths that were tried; `assistant_model` with it is at best 0.50 "
+            "times as fast.",
+        ),
+        (
+            {ADAPTIVE: 1.0, OURS: 0.8, "assistant_model": 2.0},
+            "The fastest of ours is `draft_model K=4`, 1.25 times as fast as plain decoding.",
+        ),
+        ({"assistant_model": 2.0}, ""),
+    ],
+)
+def test_a_verdict_says_what_to_take_away(seconds: dict[str, float], sentence: str) -> None:
+    results = results_of([1.0], [1.0])
+    ways = {"plain": way([1.0]), **{name: way([own]) for name, own in seconds.items()}, "plain again": way([1.0])}
+    results["cells"]["code T=0 B=1"]["ways"] = ways
+    assert verdict(numbers.with_summaries(results)) == sentence
 
 
 def test_two_runs_are_compared_by_their_intervals() -> None:

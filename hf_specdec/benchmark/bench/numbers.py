@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hf_specdec.benchmark.bench.ways import ASSISTANT_PREFIX, OURS_PREFIX, PLAIN, PLAIN_AGAIN
+from hf_specdec.benchmark.bench.ways import ASSISTANT_PREFIX, FIXED_PREFIX, OURS_PREFIX, PLAIN, PLAIN_AGAIN
 
 NUM_RESAMPLES = 1000
 CONFIDENCE = 0.95
@@ -149,7 +149,7 @@ def predicted(cell: Mapping[str, Any]) -> dict[str, float]:
     plain = 1e3 * statistics.fmean(token_times(cell["ways"][PLAIN]))
     expected = {}
     for name, way in cell["ways"].items():
-        length = name.removeprefix(f"{OURS_PREFIX}K=")
+        length = name.removeprefix(FIXED_PREFIX)
         if length == name or not length.isdecimal():
             continue
         told = way["speculation"]

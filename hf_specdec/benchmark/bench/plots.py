@@ -9,6 +9,7 @@ from typing import Any
 
 from hf_specdec.benchmark.bench.numbers import ADAPTIVE, after_first_token
 from hf_specdec.benchmark.bench.report import NOT_COMPARED
+from hf_specdec.benchmark.bench.ways import FIXED_PREFIX
 from hf_specdec.errors import SpecDecError
 
 Results = Mapping[str, Any]
@@ -33,16 +34,28 @@ def figure_class() -> Callable[..., Any]:
 
 def draw_all(results: Results, folder: Path) -> list[str]:
     """Draw every picture that the results have something for, and return their file names."""
-    make_figure = figure_class()
-    drawn = []
-    for name, draw in _PICTURES.items():
-        figure = make_figure(figsize=(9, 4.5), layout="constrained")
-        axes = figure.subplots()
-        if draw(results, axes):
-            axes.legend(fontsize="x-small", ncols=2)
-            figure.savefig(folder / name, format="png", dpi=110)
-            drawn.append(name)
-    return drawn
+    return [name for name in _PICTURES if draw(name, results, folder / name)]
+
+
+def draw(name: str, results: Results, path: Path) -> bool:
+    """Draw one picture, and return whether the results have something for it.
+
+    Args:
+        name: Its file name in a run's folder.
+        results: With summaries.
+        path: Where it goes.
+
+    Raises:
+        SpecDecError: matplotlib is not installed.
+    """
+    figure = figure_class()(figsize=(9, 4.5), layout="constrained")
+    axes = figure.subplots()
+    if not _PICTURES[name](results, axes):
+        return False
+    axes.legend(fontsize="x-small", ncols=2)
+    # Without the version of what drew it, the same figures give the same file.
+    figure.savefig(path, format="png", dpi=110, metadata={"Software": None})
+    return True
 
 
 def _speed_up_by_workload(results: Results, axes: Any) -> bool:
@@ -78,11 +91,14 @@ def _acceptance_by_position(results: Results, axes: Any) -> bool:
     """Draw how often the first, second, … draft token was accepted, at the longest fixed length of each workload."""
     drawn = False
     for key, cell in results["cells"].items():
-        told = [way["speculation"] for way in cell["ways"].values() if way.get("speculation")]
+        # An adaptive length drafts on where it is sure, so that late positions look better than they are.
+        fixed = [way for name, way in cell["ways"].items() if name.startswith(FIXED_PREFIX)]
+        told = [way["speculation"] for way in fixed if way.get("speculation")]
         rates: list[float] = max((own["acceptance_rate_per_position"] for own in told), key=len, default=[])
         if rates and cell["batch_size"] == 1:
             axes.plot(range(1, len(rates) + 1), rates, marker="o", label=key)
             drawn = True
+    axes.locator_params(axis="x", integer=True)
     axes.set_xlabel("draft position")
     axes.set_ylabel("accepted")
     axes.set_ylim(0, 1.02)
@@ -94,7 +110,9 @@ def _draft_length_over_time(results: Results, axes: Any) -> bool:
     for key, cell in results["cells"].items():
         lengths = (cell["ways"].get(ADAPTIVE, {}).get("speculation") or {}).get("last_draft_lengths")
         if lengths and cell["batch_size"] == 1:
-            axes.step(range(len(lengths)), lengths, where="mid", label=key, linewidth=1)
+            # The later ones are thinner, for they cover the earlier ones.
+            width = max(5.0 - 1.3 * len(axes.lines), 1.0)
+            axes.step(range(len(lengths)), lengths, where="mid", label=key, linewidth=width)
             drawn = True
     axes.set_xlabel("round of the last call")
     axes.set_ylabel("draft tokens (0: plain step)")

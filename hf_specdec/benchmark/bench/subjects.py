@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 import hf_specdec
 from hf_specdec.benchmark.bench.ways import Pair
+from hf_specdec.benchmark.random_draft import with_random_weights
 from hf_specdec.benchmark.synthetic import SyntheticPair, make_synthetic_pair
 from hf_specdec.demo import DEMO_FOLDER, ballast_size, load_demo_pair
 
@@ -57,23 +58,41 @@ def synthetic_pair(
     return Subject(pair=pair, names=names, prompts=SyntheticPrompts(made))
 
 
-def bundled_pair(num_parameters: int, dtype: torch.dtype, device: str) -> Subject:
-    """Return the bundled pair with its target widened, and what to call the two."""
+def bundled_pair(num_parameters: int, dtype: torch.dtype, device: str, *, random_seed: int | None = None) -> Subject:
+    """Return the bundled pair with its target widened, and what to call the two.
+
+    Args:
+        num_parameters: What the target is widened by.
+        dtype: Of the weights.
+        device: Where both models go.
+        random_seed: Draw the draft's weights anew with this seed, so that it guesses no better than chance; None
+            leaves it as it was trained.
+    """
     pair = load_demo_pair(num_parameters=num_parameters, dtype=dtype, device=device)
-    note = (
-        f"The target is the bundled one, widened by {num_parameters:,} parameters that cost time and change no logit: "
-        "its texts are those of a model of four million parameters, which are easier to guess than a large model's."
-    )
+    notes = []
+    if num_parameters:
+        notes.append(
+            f"The target is the bundled one, widened by {num_parameters:,} parameters that cost time and change no "
+            "logit: its texts are those of a model of four million parameters, which are easier to guess than a large "
+            "model's."
+        )
+    is_random = random_seed is not None
+    if is_random:
+        notes.append(
+            "The draft has the bundled one's shape and random weights: it guesses no better than chance, on purpose, "
+            "to show what a bad pair looks like."
+        )
     loaded = Pair(
         target=hf_specdec.enable(pair.target),
-        draft=pair.draft,
+        draft=pair.draft if random_seed is None else with_random_weights(pair.draft, random_seed),
         tokenizer=pair.tokenizer,
-        draft_name=str(DEMO_FOLDER / "draft"),
+        # Loaded by name it would be the trained one.
+        draft_name=None if is_random else str(DEMO_FOLDER / "draft"),
         ballast_bytes=ballast_size(pair.target).num_bytes,
-        note=note if num_parameters else "",
+        note=" ".join(notes),
     )
-    names = {"target": "the bundled target", "draft": "the bundled draft", "note": loaded.note}
-    return Subject(pair=loaded, names=names)
+    draft = "a draft of random weights" if is_random else "the bundled draft"
+    return Subject(pair=loaded, names={"target": "the bundled target", "draft": draft, "note": loaded.note})
 
 
 def named_pair(target: str, draft: str, dtype: torch.dtype, device: str, *, trust_remote_code: bool) -> Subject:

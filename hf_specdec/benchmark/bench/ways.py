@@ -17,6 +17,7 @@ ASSISTANT_HEURISTIC = "assistant_model, heuristic"
 ASSISTANT_PREFIX = "assistant_model K="
 PROMPT_LOOKUP = "prompt_lookup_num_tokens"
 OURS_PREFIX = "draft_model "
+FIXED_PREFIX = f"{OURS_PREFIX}K="
 LOOKUP_LENGTH = 10
 
 GROUPS = ("plain-compiled", "assistant", "assistant-lengths", "prompt-lookup", "fixed", "adaptive")
