@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from hf_specdec.engine.cache import refusal_of
 from hf_specdec.engine.choice import Choice, choose_lane
 from hf_specdec.engine.forward import batched_extras
 from hf_specdec.engine.host import CACHE_NAMES, Prefill, filled_cache, prefill_by_host
+from hf_specdec.engine.layout import arguments_of
 from hf_specdec.errors import IncompatibleDraftError
 from hf_specdec.placement import device_of
 from hf_specdec.refusals import Settings, has_padding, is_batched
@@ -176,7 +176,7 @@ def draft_inputs(
         encoder_input: What the host gave to the target's encoder, if it has one.
         num_rows: Rows of the batch after `num_return_sequences`.
     """
-    parameters = inspect.signature(type(draft).forward).parameters
+    parameters = arguments_of(draft)
     if draft.config.is_encoder_decoder:
         if arguments.get("encoder_outputs") is not None:
             raise IncompatibleDraftError(
@@ -203,7 +203,7 @@ def draft_inputs(
 
 
 def _accepted(model: PreTrainedModel, arguments: dict[str, Any]) -> dict[str, Any]:
-    parameters = inspect.signature(type(model).forward).parameters
+    parameters = arguments_of(model)
     return {name: value for name, value in arguments.items() if name in parameters}
 
 

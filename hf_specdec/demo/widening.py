@@ -8,7 +8,9 @@ down projection is zero, so that it adds exactly 0.0.
 
 from __future__ import annotations
 
+import itertools
 import platform
+import weakref
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -121,12 +123,44 @@ class PackedFloat16Linear(nn.Module):
 
     def __init__(self, weight: torch.Tensor) -> None:  # [out, in], float32
         super().__init__()
-        self.packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
+        self.num_outputs = weight.shape[0]
+        self.weight = PackedWeight(weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # [T, in], any float dtype -> [T, out], float32
         """Return `x @ weight.T`."""
-        result: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
+        if torch.compiler.is_compiling():
+            compiled: torch.Tensor = packed_linear(x.float(), self.weight.number, self.num_outputs)
+            return compiled
+        result: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.weight.packed)
         return result
+
+
+class PackedWeight:
+    """Packed weights with a number, by which a compiled graph, which cannot hold them, finds them; copies share it."""
+
+    def __init__(self, weight: torch.Tensor) -> None:  # [out, in], float32
+        self.packed = torch.ops.quantized.linear_prepack_fp16(weight, None)
+        self.number = next(_numbers)
+        _weights[self.number] = self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PackedWeight:
+        return self
+
+
+_numbers = itertools.count()
+_weights: weakref.WeakValueDictionary[int, PackedWeight] = weakref.WeakValueDictionary()
+
+
+@torch.library.custom_op("hf_specdec::packed_linear", mutates_args=())
+def packed_linear(x: torch.Tensor, number: int, num_outputs: int) -> torch.Tensor:
+    """Return `x @ weight.T`, `[T, num_outputs]` float32, for the packed weight of that number."""
+    result: torch.Tensor = torch.ops.quantized.linear_dynamic_fp16(x, _weights[number].packed)
+    return result
+
+
+@packed_linear.register_fake
+def _(x: torch.Tensor, number: int, num_outputs: int) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], num_outputs)
 
 
 class Bfloat16Linear(nn.Module):

@@ -184,8 +184,9 @@ class RaggedCache(Cache):
         cursor.slots, cursor.num_tokens, cursor.end = slots, slots.shape[1], end
 
     def end_at(self) -> None:
-        """End what `begin_at` began."""
+        """End what `begin_at` began, and forget numbers that a compiler would have to keep apart."""
         self.cursor.slots = None
+        self.cursor.num_tokens = self.cursor.end = 0
 
     def begin(self, num_tokens: int, *, start: int | None, starts: Tensor | None, end: int) -> None:
         """Set the slots of the next forward.
@@ -200,7 +201,8 @@ class RaggedCache(Cache):
         cursor.start, cursor.starts, cursor.num_tokens, cursor.end = start, starts, num_tokens, end
         cursor.index = None
         if end > cursor.capacity:
-            cursor.capacity = max(2 * cursor.capacity, _rounded(end))
+            is_steady = issubclass(self.layer, SteadyLayer)
+            cursor.capacity = steady_capacity(end) if is_steady else max(2 * cursor.capacity, _rounded(end))
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
         """Write one layer's states; layers appear as the model first names them."""
@@ -345,6 +347,22 @@ def _grown(buffer: Tensor, capacity: int) -> Tensor:
     grown = _buffer_like(buffer, capacity)
     grown[:, :, : buffer.shape[2]] = buffer
     return grown
+
+
+def bucket_of(length: int) -> int:
+    """Return the smallest bucket that holds `length` slots: powers of two times the smallest."""
+    bucket = GROWTH
+    while bucket < length:
+        bucket *= 2
+    return bucket
+
+
+def steady_capacity(length: int) -> int:
+    """Return the slots of buffers that are looked at bucket by bucket, for texts of `length`.
+
+    They are more than the largest bucket: to a compiler, the whole would be a shape of its own.
+    """
+    return bucket_of(length) + GROWTH
 
 
 def _rounded(length: int) -> int:

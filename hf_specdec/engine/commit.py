@@ -30,7 +30,9 @@ def commit(
     block = sequences.read(span, num_tokens)
     flags = session.stops.flags(sequences, block)
     sequences.device_lengths = sequences.device_lengths + acceptance.num_accepted + 1
-    columns = [block, flags.long(), acceptance.num_accepted[:, None]]
+    columns = [block, acceptance.num_accepted[:, None]]
+    if flags is not None:
+        columns.append(flags.long())
     if acceptance.survival is not None:
         columns.append((acceptance.survival * LABEL_UNIT).round().long())
     if acceptance.is_undefined is not None:
@@ -44,12 +46,13 @@ def commit(
         column = -1 if proposal is None or proposal.is_broken is None else -2
         refuse_undefined(bool(values[column]) for values in packed)
 
+    end_of_flags = num_tokens + 1 + (num_tokens if flags is not None else 0)
     accepted: list[int] = []
     committed: list[tuple[int, ...]] = []
     survival: list[tuple[float, ...]] = []
     for position, (row, values) in enumerate(zip(sequences.rows, packed, strict=True)):
-        num_accepted = values[2 * num_tokens]
-        kept = _kept(session, row, values[num_tokens : 2 * num_tokens], num_accepted + 1)
+        num_accepted = values[num_tokens]
+        kept = _kept(session, row, values[num_tokens + 1 : end_of_flags], num_accepted + 1)
         tokens = tuple(values[:kept])
         sequences.new_tokens[row].extend(tokens)
         accepted.append(num_accepted)
@@ -57,7 +60,7 @@ def commit(
         if acceptance.survival is None:
             survival.append(survival_of(num_accepted, num_tokens - 1))
         else:
-            labels = values[2 * num_tokens + 1 : 3 * num_tokens]
+            labels = values[end_of_flags : end_of_flags + num_tokens - 1]
             survival.append(tuple(label / LABEL_UNIT for label in labels))
         if session.recorder.wants_scores:
             _record(session, verification, position, kept)
@@ -73,7 +76,7 @@ def commit(
 
 
 def _kept(session: Session, row: int, flags: list[int], num_tokens: int) -> int:
-    """Return how many of a row's new tokens stay, and mark the row when it ends there."""
+    """Return how many of a row's new tokens stay, and mark the row when it ends there; no flags: no token ends it."""
     stop = first_stop(flags, num_tokens)
     kept = num_tokens if stop is None else stop
     room = session.max_length - session.sequences.length_of(row) if session.max_length is not None else kept + 1

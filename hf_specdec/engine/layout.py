@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +31,7 @@ class Layout:
 
 def layout_of(model: Model) -> Layout:
     """Read a model's layout."""
-    # The class's own: an instance's `forward` may be wrapped by something that hides the signature.
-    parameters = inspect.signature(type(model).forward).parameters
+    parameters = arguments_of(model)
     config = model.config.get_text_config(decoder=True)
     layer_types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
@@ -44,6 +45,17 @@ def layout_of(model: Model) -> Layout:
         sliding_window=window if isinstance(window, int) else None,
         chunk_size=getattr(config, "attention_chunk_size", None),
     )
+
+
+def arguments_of(model: Model) -> frozenset[str]:
+    """Return the names of the arguments that a model's `forward` takes."""
+    # The class's own: an instance's `forward` may be wrapped by something that hides the signature.
+    return _arguments_of(type(model).forward)
+
+
+@functools.lru_cache(maxsize=128)
+def _arguments_of(forward: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(forward).parameters)
 
 
 # These choose their frequencies by the longest position in a forward.

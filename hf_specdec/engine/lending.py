@@ -71,9 +71,8 @@ def lent_runner(target: Model, model: Model, wanted: str, lane: str) -> Iterator
         yield Runner(kind, "", static)
     finally:
         static.end_call()
-        if not static.reason:
-            with _lock:
-                _of(target, model)[key] = static
+        with _lock:
+            _of(target, model)[key] = static
 
 
 def chosen_kind(model: Model, wanted: str) -> str:

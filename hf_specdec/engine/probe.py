@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 
 from hf_specdec.engine.compatible import CompatibleLane, foreign_windows
 from hf_specdec.engine.forward import prefilled_lane
@@ -103,7 +104,7 @@ def _once(model: Model, lane: str, find: Callable[[], Verdict]) -> Verdict:
         getattr(config, "_attn_implementation", None),
         str(model.dtype),
         str(device_of(model)),
-        config.to_json_string(),
+        _settings_of(config),
     )
     with _verdicts_lock:
         verdict = _verdicts.get(key)
@@ -113,6 +114,14 @@ def _once(model: Model, lane: str, find: Callable[[], Verdict]) -> Verdict:
             with _verdicts_lock:
                 _verdicts[key] = verdict
     return verdict
+
+
+def _settings_of(config: Any) -> tuple[Any, ...]:
+    """Return all that a configuration says, to be compared; its own JSON takes longer than a small model's forward."""
+    return tuple(
+        (name, _settings_of(value) if isinstance(value, PreTrainedConfig) else repr(value))
+        for name, value in vars(config).items()
+    )
 
 
 def _static_refusal(model: Model) -> Verdict | None:

@@ -5,6 +5,7 @@ What is prepared does not hold the model: whoever keeps it must not keep the mod
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
@@ -19,8 +20,11 @@ Maker = Callable[[Function, Any, Tensors], Function]
 
 def compiled(function: Function, model: Any, inputs: Tensors) -> Function:
     """Return `function` compiled for the shapes of `inputs`, whose marked dimensions stay free."""
-    made: Function = torch.compile(_twin(function), fullgraph=True)
-    made(model, *inputs)
+    made: Function = torch.compile(_twin(function), fullgraph=True, dynamic=False)
+    with warnings.catch_warnings():
+        # The compiler warns of what it uses itself; where warnings are errors, nothing could be compiled.
+        warnings.simplefilter("ignore")
+        made(model, *inputs)
     return made
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.engine.cache import GROWTH, RaggedCache, SteadyLayer
+from hf_specdec.engine.cache import RaggedCache, SteadyLayer, bucket_of, steady_capacity
 from hf_specdec.engine.layout import MASKED_BY_US, Model, layout_of, tolerance_of
 from hf_specdec.engine.masks import masks_over
 from hf_specdec.engine.runners import RUNNERS, Function, Tensors
@@ -67,17 +67,20 @@ class StaticForward:
         weights = hash(tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())))
         if weights != self._weights:
             self._weights = weights
+            self.reason = self.unit_reason = ""
             self._forget()
 
     def end_call(self) -> None:
-        """Leave no text behind."""
+        """Leave no text behind, and no buffers either that nobody will use again."""
         if self.cache is not None:
             self.cache.empty()
+        if self.reason:
+            self.cache = self.visible = self.offset = None
 
     def new_cache(self, num_layers: int, capacity: int) -> RaggedCache:
         """Return an empty cache of at least `capacity` slots, over the buffers of the last one where they suffice."""
         if self.cache is None or self.cache.cursor.capacity < capacity or len(self.cache.layers) < num_layers:
-            self.cache = RaggedCache(num_layers, bucket_of(capacity), layer=SteadyLayer)
+            self.cache = RaggedCache(num_layers, steady_capacity(capacity), layer=SteadyLayer)
             self._forget()
         self.cache.empty()
         return self.cache
@@ -141,7 +144,8 @@ class StaticForward:
             # sync: once per shape and call, to see that it does what the model does.
             difference, scale = torch.stack([(got - wanted).abs().max(), wanted.abs().max()]).tolist()
         except Exception as error:  # noqa: BLE001  whatever a compiler does, the model itself is still there
-            self.give_up(f"a forward could not be {_DONE[self.kind]} ({type(error).__name__}: {in_short(error)})")
+            cause = getattr(error, "inner_exception", error)  # torch wraps what its compiler raises
+            self.give_up(f"a forward could not be {_DONE[self.kind]} ({in_short(cause)})")
             return
         if difference <= self.tolerance * max(scale, 1.0):
             self._trusted.add(key)
@@ -150,9 +154,9 @@ class StaticForward:
             self.give_up(f"a forward that was {_DONE[self.kind]} gave other logits (by {difference:.2g})")
 
     def give_up(self, reason: str) -> None:
-        """Prepare nothing more; the model is run as usual."""
+        """Prepare nothing more, in later calls either, until the weights change; the model is run as usual."""
         self.reason = reason
-        self._trusted.clear()
+        self._forget()
 
     def _look_for_moves(self) -> None:
         assert self.cache is not None, "a lane has one"
@@ -173,11 +177,12 @@ class StaticForward:
         if self.kind == "compiled":
             num_more = next((count for count in COMPILED_COUNTS if count >= num_tokens), num_tokens) - num_tokens
         assert self.cache is not None, "a lane has one"
-        limit = self.cache.cursor.capacity if context is None else min(context, self.cache.cursor.capacity)
-        if self.reason or end + num_more > limit or num_tokens > COMPILED_COUNTS[-1]:
+        end += num_more
+        is_beyond = bucket_of(end) > self.cache.cursor.capacity or (context is not None and end > context)
+        if self.reason or is_beyond or num_tokens > COMPILED_COUNTS[-1]:
             return None, 0
         # A compiled forward reads up to any end.
-        reach = None if self.kind == "compiled" else bucket_of(end + num_more)
+        reach = None if self.kind == "compiled" else bucket_of(end)
         self._look_for_moves()
         return (num_rows, num_tokens + num_more, num_logits + num_more, reach), num_more
 
@@ -187,7 +192,8 @@ class StaticForward:
         keys = self.slots[: bucket_of(end + num_more)]
         if self.kind == "compiled":
             torch._dynamo.maybe_mark_dynamic(keys, 0)
-        return tokens.contiguous(), starts, keys
+        # A view of tokens has any strides, and each would be another shape to a compiler.
+        return tokens.clone(memory_format=torch.contiguous_format), starts, keys
 
     def unit(
         self, key: Hashable, build: Callable[[StepForward], Function], tokens: Tensor, starts: Tensor, end: int
@@ -205,7 +211,7 @@ class StaticForward:
             What the unit returns, good until it runs again; None where the caller has to go step by step.
         """
         assert self.cache is not None, "a lane has one"
-        if self.kind != "cuda_graph" or self.reason or self.unit_reason or end > self.cache.cursor.capacity:
+        if self.kind != "cuda_graph" or self.reason or self.unit_reason or bucket_of(end) > self.cache.cursor.capacity:
             return None
         self._look_for_moves()
         key = (key, tuple(tokens.shape), bucket_of(end))
@@ -265,14 +271,6 @@ class StaticForward:
 
 
 _DONE = {"compiled": "compiled", "cuda_graph": "captured"}
-
-
-def bucket_of(length: int) -> int:
-    """Return the smallest bucket that holds `length` slots: powers of two times the smallest."""
-    bucket = GROWTH
-    while bucket < length:
-        bucket *= 2
-    return bucket
 
 
 def refusal_of_static(model: Model, kind: str) -> str:

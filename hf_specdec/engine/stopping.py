@@ -44,13 +44,15 @@ class StopPlan:
         # sync: the criterion answers in a tensor, though it only reads the host's clock.
         return any(bool(timer(ids, None).any().item()) for timer in self._timers)
 
-    def flags(self, sequences: Sequences, token_ids: Tensor) -> Tensor:
-        """Return which tokens would end their row, `[B, T]` bool.
+    def flags(self, sequences: Sequences, token_ids: Tensor) -> Tensor | None:
+        """Return which tokens would end their row, `[B, T]` bool, None where no token can.
 
         Args:
             sequences: Rows whose buffer already holds `token_ids` after the committed tokens.
             token_ids: The round's tokens `[B, T]`, accepted or not.
         """
+        if not self._eos and not self._strings:
+            return None
         flags = torch.zeros_like(token_ids, dtype=torch.bool)
         for criterion in self._eos:
             criterion.eos_token_id = criterion.eos_token_id.to(token_ids.device)
@@ -81,7 +83,4 @@ class StopPlan:
 
 def first_stop(flags: Sequence[int], num_tokens: int) -> int | None:
     """Return how many of `num_tokens` tokens stay when the first flagged one is the last, None when none is flagged."""
-    for position in range(num_tokens):
-        if flags[position]:
-            return position + 1
-    return None
+    return next((position + 1 for position, is_stop in enumerate(flags[:num_tokens]) if is_stop), None)

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_specdec
 import models
-from hf_specdec.engine import lending, runners, static
+from hf_specdec.engine import lending, runners
+from hf_specdec.engine.cache import bucket_of
 from hf_specdec.errors import InvalidConfigError
 
 SYNCING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::item")
@@ -294,6 +295,26 @@ def test_graphs_on_the_cpu_are_refused_with_a_reason_in_the_stats(target, drafts
     assert "not on a CUDA device" in stats.runner_reason
 
 
+def test_a_failure_is_not_tried_again_before_the_weights_change(target, drafts, replaying, monkeypatch):
+    right, tries = runners.RUNNERS["cuda_graph"], []
+
+    def failing(*_):
+        tries.append(1)
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setitem(runners.RUNNERS, "cuda_graph", failing)
+    hf_specdec.enable(target)
+    for _ in range(2):
+        stats = decode(target, prompts([6]), drafts["noisy"], "cuda_graph").speculation
+        assert "no such kernel" in stats.runner_reason
+    # The target's forward once, and the draft's steps, which fail as one unit and then by themselves.
+    assert len(tries) <= 3
+    monkeypatch.setitem(runners.RUNNERS, "cuda_graph", right)
+    target.load_state_dict(copy.deepcopy(target.state_dict()), assign=True)
+    stats = decode(target, prompts([6]), drafts["noisy"], "cuda_graph").speculation
+    assert (stats.runner, stats.draft_runner) == ("cuda_graph", "eager")
+
+
 def test_unknown_runners_are_refused(target, drafts):
     hf_specdec.enable(target)
     with pytest.raises(InvalidConfigError, match="`runner` must be one of 'auto', 'eager', 'compiled', 'cuda_graph'"):
@@ -301,7 +322,7 @@ def test_unknown_runners_are_refused(target, drafts):
 
 
 def test_buckets_are_at_most_twice_the_length():
-    lengths = [static.bucket_of(length) for length in (1, 64, 65, 128, 129, 1000)]
+    lengths = [bucket_of(length) for length in (1, 64, 65, 128, 129, 1000)]
     assert lengths == [64, 64, 128, 128, 256, 1024]
 
 
