@@ -16,7 +16,7 @@ LONGEST_ADAPTIVE_DRAFT = 16
 _Verification = Literal["block", "token"]
 DraftQuantization = Literal["auto", "none", "nf4", "fp4", "int8"]
 _TokenSpace = Literal["auto", "shared", "text"]
-_Runner = Literal["auto", "eager", "compiled", "cuda_graph"]
+RunnerName = Literal["auto", "eager", "compiled", "cuda_graph"]
 
 FOREIGN_SPELLINGS: dict[str, str] = {
     "num_assistant_tokens": "num_draft_tokens",  # transformers
@@ -87,7 +87,7 @@ class SpeculativeConfig:
     draft_tokenizer: Any = field(default=None, hash=False, repr=False)
     token_space: _TokenSpace = "auto"
     controller_hints: Mapping[str, Any] | None = field(default=None, hash=False)
-    runner: _Runner = "auto"
+    runner: RunnerName = "auto"
     profile: bool = False
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ class SpeculativeConfig:
             "draft_quantization", self.draft_quantization, get_args(DraftQuantization), "to choose by free memory"
         )
         _check_choice("token_space", self.token_space, get_args(_TokenSpace), "to choose by the prompt")
-        _check_choice("runner", self.runner, get_args(_Runner), "to choose by device")
+        _check_choice("runner", self.runner, get_args(RunnerName), "to choose by device")
         _check_draft_tokenizer(self.draft_tokenizer)
         _check_bool("strict", self.strict)
         _check_bool("profile", self.profile)

@@ -6,14 +6,14 @@ import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 from rich.console import Console
 from tqdm import tqdm
 
 from hf_specdec.cli.names import refuse_missing_folder
-from hf_specdec.config import LONGEST_DRAFT
+from hf_specdec.config import LONGEST_DRAFT, RunnerName
 from hf_specdec.errors import in_short
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ def bench(
     lengths: Annotated[str, typer.Option(help="Our fixed draft lengths.")] = "4,6",
     assisted_lengths: Annotated[str, typer.Option(help="Constant draft lengths of assistant_model.")] = "3,5",
     quantizations: Annotated[str, typer.Option(help="Of our draft, of none, nf4, fp4, int8.")] = "none",
+    runners: Annotated[str, typer.Option(help="Of our forwards: auto, eager, compiled, cuda_graph.")] = "auto",
     leave_out: Annotated[str, typer.Option(help="Ways not to run, see below.")] = "",
     num_prompts: Annotated[int, typer.Option(min=1, help="Per workload.")] = 4,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Per row, never fewer.")] = 64,
@@ -102,6 +103,7 @@ def _checked(given: dict[str, Any]) -> dict[str, Any]:
         "lengths": _numbers(given["lengths"], int, "--lengths", least=1, most=LONGEST_DRAFT),
         "assisted_lengths": _numbers(given["assisted_lengths"], int, "--assisted-lengths", least=1),
         "quantizations": _names(given["quantizations"], QUANTIZATIONS, "--quantizations"),
+        "runners": _names(given["runners"], get_args(RunnerName), "--runners") or ["auto"],
         "leave_out": _names(given["leave_out"], GROUPS, "--leave-out"),
     }
     return {**given, **parts}
@@ -231,6 +233,7 @@ def _run(options: dict[str, Any], subject: Subject, sets: dict[str, Any]) -> dic
         lengths=options["lengths"],
         assisted_lengths=options["assisted_lengths"],
         quantizations=options["quantizations"] or ["none"],
+        runners=options["runners"],
         left_out=frozenset(options["leave_out"]),
     )
     cells = cells_of(list(sets), options["temperatures"], options["batch_sizes"], options["prompt_tokens"])

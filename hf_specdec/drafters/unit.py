@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from hf_specdec.engine.acceptance import drawn
+from hf_specdec.engine.acceptance import drawn_with
 from hf_specdec.engine.processors import POINTWISE, ProcessorPlan
 from hf_specdec.engine.runners import Function, Tensors
-from hf_specdec.engine.scratch import Scratch
 from hf_specdec.engine.static import StepForward
 
 Tensor = torch.Tensor
@@ -60,11 +59,16 @@ def draft_steps(
             chosen: list[Tensor] = []
             laws: list[Tensor] = []
             broken: list[Tensor] = []
-            for _ in range(num_draft_tokens):
+            noise: list[Tensor] = []
+            for step in range(num_draft_tokens):
                 scores = plan.run_alike(fitted(forward(model, tokens, starts, keys, 1)))[:, 0]
                 if do_sample:
+                    if not noise:
+                        # Drawn together, as step by step: a seed gives the same text either way.
+                        shape = (num_draft_tokens, *scores.shape)
+                        noise = list(torch.empty(shape, device=scores.device).exponential_().unbind())
                     laws.append(scores.softmax(dim=-1))
-                    token = drawn(laws[-1], Scratch())
+                    token = drawn_with(laws[-1], noise[step])
                     broken.append(laws[-1][:, 0].isnan())
                 else:
                     best, token = scores.max(dim=-1)

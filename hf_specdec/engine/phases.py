@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from hf_specdec.engine.acceptance import (
     survival_probs,
     token_verification,
 )
-from hf_specdec.engine.scratch import in_float32
+from hf_specdec.engine.scratch import FRESH, Scratch, in_float32
 from hf_specdec.engine.session import Session
 from hf_specdec.engine.state import Acceptance, Proposal, Verification
 
@@ -59,23 +60,43 @@ def accept(session: Session, proposal: Proposal | None, scores: Tensor) -> Accep
     if not session.do_sample:
         num_accepted, next_ids = greedy_acceptance(draft_ids, scores.argmax(dim=-1))
         return Acceptance(num_accepted=num_accepted, next_token_ids=next_ids)
-    scratch = session.scratch
-    target_probs = scratch.take("target probs", scores.shape, scores)
-    torch.softmax(scores, dim=-1, out=target_probs)
     if proposal is None:
-        next_ids = drawn(target_probs[:, 0], scratch)
-        next_probs = target_probs[:, 0].gather(1, next_ids[:, None]).squeeze(1)
-        return Acceptance(
-            num_accepted=torch.zeros_like(next_ids),
-            next_token_ids=next_ids,
-            next_probs=next_probs,
-            is_undefined=next_probs.isnan(),
-        )
+        return _sampled_step(scores, session.scratch)
     draft_probs = proposal.probs
     if draft_probs is None:
         draft_probs = one_hot_probs(draft_ids, scores.shape[-1])
+    is_block = session.request.config.verification == "block"
+    inputs = draft_ids, draft_probs, scores
+    static = session.request.runner.static
+    decided = static.maths(("accept", is_block), partial(_decided, is_block=is_block), inputs) if static else None
+    num_accepted, next_ids, survival, is_undefined = decided or _decided(
+        *inputs, is_block=is_block, scratch=session.scratch
+    )
+    return Acceptance(num_accepted=num_accepted, next_token_ids=next_ids, survival=survival, is_undefined=is_undefined)
+
+
+def _sampled_step(scores: Tensor, scratch: Scratch) -> Acceptance:
+    """Draw a plain step's token."""
+    law = scratch.take("target probs", scores[:, 0].shape, scores)
+    torch.softmax(scores[:, 0], dim=-1, out=law)
+    next_ids = drawn(law, scratch)
+    next_probs = law.gather(1, next_ids[:, None]).squeeze(1)
+    return Acceptance(
+        num_accepted=torch.zeros_like(next_ids),
+        next_token_ids=next_ids,
+        next_probs=next_probs,
+        is_undefined=next_probs.isnan(),
+    )
+
+
+def _decided(
+    draft_ids: Tensor, draft_probs: Tensor, scores: Tensor, *, is_block: bool, scratch: Scratch = FRESH
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the parts of a sampled `Acceptance`, from tensors to tensors."""
+    target_probs = scratch.take("target probs", scores.shape, scores)
+    torch.softmax(scores, dim=-1, out=target_probs)
     uniforms = torch.rand(draft_ids.shape, dtype=torch.float32, device=scores.device)
-    if session.request.config.verification == "block":
+    if is_block:
         prefix_probs = prefix_acceptance_probs(draft_ids, draft_probs, target_probs)
         num_accepted, next_law = block_verification(
             draft_ids, draft_probs, target_probs, uniforms, scratch, prefix_probs
@@ -84,10 +105,8 @@ def accept(session: Session, proposal: Proposal | None, scores: Tensor) -> Accep
     else:
         num_accepted, next_law = token_verification(draft_ids, draft_probs, target_probs, uniforms, scratch)
         survival = survival_probs(draft_ids, draft_probs, target_probs, is_block=False)
-    next_ids = drawn(next_law, scratch)
-    return Acceptance(
-        num_accepted=num_accepted, next_token_ids=next_ids, survival=survival, is_undefined=next_law[:, 0].isnan()
-    )
+    is_undefined = next_law[:, 0].isnan()
+    return num_accepted, drawn(next_law, scratch), survival, is_undefined
 
 
 def refuse_undefined(is_undefined: Iterable[bool]) -> None:

@@ -169,8 +169,8 @@ class ProcessorPlan:
 
 def _everywhere(processor: Any, scores: Tensor) -> Tensor:
     """Run a pointwise processor, which reads no tokens, over all positions at once."""
-    processed: Tensor = processor(NO_TOKENS, scores.view(-1, scores.shape[-1]))
-    return processed.view(scores.shape)
+    processed: Tensor = processor(NO_TOKENS, scores.reshape(-1, scores.shape[-1]))
+    return processed.reshape(scores.shape)
 
 
 def _is_known(processor: Any, num_rows: int) -> bool:

@@ -45,9 +45,17 @@ def captured(function: Function, model: Any, inputs: Tensors) -> Function:
     # Outside of the graphs' common memory, where another graph's replay would overwrite it.
     kept = tuple(torch.empty_like(output) for output in outputs)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device), torch.cuda.graph(graph, pool=_pool(device)):
-        for own, output in zip(kept, function(model, *held), strict=True):
-            own.copy_(output)
+    generator = torch.cuda.default_generators[device.index or 0]
+    random_state = generator.clone_state()
+    try:
+        with torch.cuda.device(device), torch.cuda.graph(graph, pool=_pool(device)):
+            for own, output in zip(kept, function(model, *held), strict=True):
+                own.copy_(output)
+    except BaseException:
+        # A capture that broke off leaves the generator believing that it goes on.
+        generator.graphsafe_set_state(random_state)
+        torch.cuda.synchronize(device)
+        raise
 
     def replay(_: Any, *given: Tensor) -> Tensors:
         for own, value in zip(held, given, strict=True):

@@ -137,8 +137,7 @@ class StaticForward:
         try:
             if key not in self._entries:
                 count = num_logits + num_more
-                self._entries[key] = RUNNERS[self.kind](self._function(len(tokens), count), model, inputs)
-                self.num_prepared += 1
+                self._entries[key] = self._prepared(self._function(len(tokens), count), model, inputs)
             (logits,) = self._entries[key](model, *inputs)
             got = logits[:, -(num_logits + num_more) :][:, :num_logits]
             # sync: once per shape and call, to see that it does what the model does.
@@ -214,16 +213,33 @@ class StaticForward:
         if self.kind != "cuda_graph" or self.reason or self.unit_reason or bucket_of(end) > self.cache.cursor.capacity:
             return None
         self._look_for_moves()
-        key = (key, tuple(tokens.shape), bucket_of(end))
-        model, inputs = self._model(), self._inputs(tokens, starts, end, 0)
+        inputs = self._inputs(tokens, starts, end, 0)
+        return self._as_one((key, bucket_of(end)), lambda: build(self._forward(len(tokens))), inputs)
+
+    def maths(self, key: Hashable, function: Function, inputs: Tensors) -> Tensors | None:
+        """Run a function of tensors that needs no model, captured under `key`; None where it has to run as it is."""
+        if self.kind != "cuda_graph" or self.reason or self.unit_reason:
+            return None
+        return self._as_one(key, lambda: lambda _, *tensors: function(*tensors), inputs)
+
+    def _as_one(self, key: Hashable, build: Callable[[], Function], inputs: Tensors) -> Tensors | None:
+        key = (key, *(tensor.shape for tensor in inputs))
+        model = self._model()
         if key not in self._units:
             try:
-                self._units[key] = RUNNERS[self.kind](build(self._forward(len(tokens))), model, inputs)
-                self.num_prepared += 1
+                self._units[key] = self._prepared(build(), model, inputs)
             except Exception as error:  # noqa: BLE001  step by step always works
-                self.unit_reason = f"draft steps could not be captured as one ({in_short(error)})"
+                self.unit_reason = f"several steps could not be captured as one ({in_short(error)})"
                 return None
         return self._units[key](model, *inputs)
+
+    def _prepared(self, function: Function, model: Any, inputs: Tensors) -> Function:
+        """Return what `RUNNERS` makes; random numbers go on as if nothing had been run for it."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices):
+            made = RUNNERS[self.kind](function, model, inputs)
+        self.num_prepared += 1
+        return made
 
     def _function(self, num_rows: int, num_logits: int) -> Function:
         """Return one forward as a function of the model, tokens, their first slots, and the slots to look at."""

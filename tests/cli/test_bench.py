@@ -192,6 +192,7 @@ def test_pictures_are_drawn_where_matplotlib_is(tmp_path: Path, capsys: pytest.C
         (["--temperatures", "-1"], "numbers of at least 0"),
         (["--batch-sizes", "0"], "numbers of at least 1"),
         (["--quantizations", "int3"], "but holds 'int3'"),
+        (["--runners", "graph"], "but holds 'graph'"),
         (["--leave-out", "everything"], "but holds 'everything'"),
         (["--model", "org/target"], "needs the other of the two"),
         (["--draft", "org/draft"], "needs the other of the two"),

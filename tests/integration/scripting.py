@@ -50,12 +50,12 @@ def spoil_by_script(monkeypatch: pytest.MonkeyPatch, is_wrong: Callable[[int], b
     steps = itertools.count()
     wrong: list[int] = []
 
-    def choose_otherwise(self: ModelDrafter, scores: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        token, law, is_broken = choose(self, scores)
+    def choose_otherwise(self: ModelDrafter, *given: Any) -> tuple[Tensor, Tensor]:
+        token, best = choose(self, *given)
         if is_wrong(step := next(steps)):
             wrong.append(step)
             token = another(token)
-        return token, law, is_broken
+        return token, best
 
     monkeypatch.setattr(ModelDrafter, "_choose", choose_otherwise)
     return wrong
@@ -93,8 +93,8 @@ def steer_by_script(
         taken.clear()
         return propose(self, num_draft_tokens, goes_on)
 
-    def choose_by_script(self: ModelDrafter, scores: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        _, law, is_broken = choose(self, scores)
+    def choose_by_script(self: ModelDrafter, scores: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+        _, best = choose(self, scores, *given)
         tokens = []
         for position, (row, length) in enumerate(zip(self.sequences.rows, self.sequences.lengths, strict=True)):
             if reads_tokens_only:
@@ -105,7 +105,7 @@ def steer_by_script(
             token = text[row, length + len(taken)]
             tokens.append(another(token) if num_right(number, row) == len(taken) else token)
         taken.append(torch.stack(tokens))
-        return taken[-1], law, is_broken
+        return taken[-1], best
 
     monkeypatch.setattr(ModelDrafter, "propose", propose_anew)
     monkeypatch.setattr(ModelDrafter, "_choose", choose_by_script)

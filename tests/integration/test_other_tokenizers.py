@@ -34,6 +34,7 @@ import models
 from hf_specdec import SpeculationStats, SpeculationWarning, SpeculativeConfig
 from hf_specdec.controller import FixedDraftLength
 from hf_specdec.demo import load_demo_pair
+from hf_specdec.drafters import model as model_drafter
 from hf_specdec.drafters.translation import Translator
 from hf_specdec.engine import phases
 from hf_specdec.errors import IncompatibleDraftError, InvalidConfigError
@@ -426,7 +427,10 @@ def test_the_law_is_the_targets_by_enumeration(space: str, seed: int, monkeypatc
 
     rule = phases.token_verification
 
-    def verification(draft_ids: Tensor, draft_probs: Tensor, target_probs: Tensor, _uniforms: Tensor) -> Any:
+    def drawn(probs: Tensor, _: Any) -> Tensor:
+        return multinomial(probs, 1).squeeze(1)
+
+    def verification(draft_ids: Tensor, draft_probs: Tensor, target_probs: Tensor, *_: Any) -> Any:
         index = draft_ids[..., None]
         # The probability of each token to be accepted, found on the function itself: it flips at this uniform.
         low, high = torch.zeros(1, draft_ids.shape[1]).double(), torch.ones(1, draft_ids.shape[1]).double()
@@ -449,6 +453,8 @@ def test_the_law_is_the_targets_by_enumeration(space: str, seed: int, monkeypatc
 
     monkeypatch.setattr(Translator, "tell", noted)
     monkeypatch.setattr(torch, "multinomial", multinomial)
+    monkeypatch.setattr(phases, "drawn", drawn)
+    monkeypatch.setattr(model_drafter, "drawn_with", drawn)
     monkeypatch.setattr(phases, "token_verification", verification)
     prompt, num_tokens = torch.tensor([[0, 1, 2]]), 3 if space == "shared" else 4
     law: dict[tuple[int, ...], float] = {}

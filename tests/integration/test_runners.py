@@ -160,6 +160,19 @@ def test_a_draft_with_pointwise_processors_proposes_in_one_unit(target, drafts, 
     assert steps
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_seed_gives_the_same_text_before_and_after_forwards_are_captured(target, drafts, replaying, kind):
+    hf_specdec.enable(target)
+    texts = []
+    for runner in ("eager", "cuda_graph", "cuda_graph"):
+        torch.manual_seed(3)
+        output = decode(target, prompts([3, 6, 5]), drafts[kind], runner, do_sample=True, temperature=0.9)
+        assert output.speculation.runner == runner
+        texts.append(output.sequences)
+    assert_same_ids(texts[1], texts[0])
+    assert_same_ids(texts[2], texts[0])
+
+
 @pytest.mark.parametrize("lengths", [[6], pytest.param([3, 6, 5], marks=pytest.mark.slow)])
 def test_compiled_forwards_give_the_same_text(target, drafts, monkeypatch, lengths):
     traced = compiled_lightly(monkeypatch)
