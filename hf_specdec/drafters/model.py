@@ -135,18 +135,22 @@ class ModelDrafter:
         chosen: list[Tensor] = []
         bests: list[Tensor] = []
         laws: Tensor | None = None
+        law: Tensor | None = None
+        noise: Tensor | None = None
         for step in range(num_draft_tokens):
             scores = self._scored(self._logits(tokens, span, 1), step)
-            law, noise = None, None
             if self.do_sample:
                 if laws is None:
                     num_rows, vocab_size = scores.shape
                     laws = self.scratch.take("laws", (num_rows, num_draft_tokens, vocab_size), scores)
-                    noises = self.scratch.take("noise", (num_draft_tokens, num_rows, vocab_size), scores).exponential_()
-                law, noise = torch.softmax(scores, dim=-1, out=laws[:, step]), noises[step]
+                    every_noise = self.scratch.take("noise", (num_draft_tokens, num_rows, vocab_size), scores)
+                    steps = list(zip(laws.unbind(dim=1), every_noise.exponential_().unbind(), strict=True))
+                law, noise = steps[step]
+                torch.softmax(scores, dim=-1, out=law)
             token, best = self._choose(scores, law, noise)
-            bests.append(best)
             chosen.append(token)
+            if best is not None:
+                bests.append(best)
             # lossless: the token just drawn stays, whatever is decided about the next one.
             if (goes_on is not None and not goes_on(_confidence(scores, law))) or step + 1 == num_draft_tokens:
                 break
@@ -154,10 +158,11 @@ class ModelDrafter:
             if self.plan.reads_prefix:
                 self.sequences.write(self.sequences.span(step, 1), token[:, None])
         token_ids = torch.stack(chosen, dim=1)
+        if laws is None:
+            return Proposal(token_ids=token_ids, is_broken=~torch.stack(bests, dim=1).isfinite().all(dim=1))
         # Where the draft gave no law, token 0 was drawn, and acceptance counts it as not drafted.
-        is_broken = ~torch.stack(bests, dim=1).isfinite().all(dim=1)
-        probs = None if laws is None else laws[:, : len(chosen)]
-        return Proposal(token_ids=token_ids, probs=probs, is_broken=is_broken)
+        laws = laws[:, : len(chosen)]
+        return Proposal(token_ids=token_ids, probs=laws, is_broken=laws[:, :, 0].isnan().any(dim=1))
 
     def _proposed_as_one(self, num_draft_tokens: int) -> Proposal | None:
         """Take all steps as one captured unit, where that can be."""
@@ -305,12 +310,12 @@ class ModelDrafter:
             return (best == token_ids).float() + 0 * confidences, confidences
         return law.gather(-1, token_ids[..., None]).squeeze(-1), confidences
 
-    def _choose(self, scores: Tensor, law: Tensor | None, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return a step's tokens `[B]`, and values `[B]` that are not finite where the draft gave NaN."""
+    def _choose(self, scores: Tensor, law: Tensor | None, noise: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return a step's tokens `[B]`, and their scores `[B]` where nothing is drawn."""
         if law is None or noise is None:
             best, token = scores.max(dim=-1)
             return token, best
-        return drawn_with(law, noise), law[:, 0]
+        return drawn_with(law, noise), None
 
     def _prompt_arguments(self, prompt: Tensor, mask: Tensor | None) -> dict[str, Any]:
         device = device_of(self.model)

@@ -120,7 +120,11 @@ class StaticForward:
         key, num_more = self._key(tokens, end, num_logits, context)
         if key is None or key not in self._trusted:
             return None
-        (logits,) = self._entries[key](self._model(), *self._inputs(tokens, starts, end, num_more))
+        try:
+            (logits,) = self._entries[key](self._model(), *self._inputs(tokens, starts, end, num_more))
+        except Exception as error:  # noqa: BLE001  the model itself is still there
+            self.give_up(f"a forward that was {_DONE[self.kind]} failed ({_cause(error)})")
+            return None
         return logits[:, -(num_logits + num_more) :][:, :num_logits]
 
     def check(
@@ -143,8 +147,7 @@ class StaticForward:
             # sync: once per shape and call, to see that it does what the model does.
             difference, scale = torch.stack([(got - wanted).abs().max(), wanted.abs().max()]).tolist()
         except Exception as error:  # noqa: BLE001  whatever a compiler does, the model itself is still there
-            cause = getattr(error, "inner_exception", error)  # torch wraps what its compiler raises
-            self.give_up(f"a forward could not be {_DONE[self.kind]} ({in_short(cause)})")
+            self.give_up(f"a forward could not be {_DONE[self.kind]} ({_cause(error)})")
             return
         if difference <= self.tolerance * max(scale, 1.0):
             self._trusted.add(key)
@@ -225,13 +228,13 @@ class StaticForward:
     def _as_one(self, key: Hashable, build: Callable[[], Function], inputs: Tensors) -> Tensors | None:
         key = (key, *(tensor.shape for tensor in inputs))
         model = self._model()
-        if key not in self._units:
-            try:
+        try:
+            if key not in self._units:
                 self._units[key] = self._prepared(build(), model, inputs)
-            except Exception as error:  # noqa: BLE001  step by step always works
-                self.unit_reason = f"several steps could not be captured as one ({in_short(error)})"
-                return None
-        return self._units[key](model, *inputs)
+            return self._units[key](model, *inputs)
+        except Exception as error:  # noqa: BLE001  step by step always works
+            self.unit_reason = f"several steps could not be captured as one ({_cause(error)})"
+            return None
 
     def _prepared(self, function: Function, model: Any, inputs: Tensors) -> Function:
         """Return what `RUNNERS` makes; random numbers go on as if nothing had been run for it."""
@@ -291,7 +294,7 @@ _DONE = {"compiled": "compiled", "cuda_graph": "captured"}
 
 def refusal_of_static(model: Model, kind: str) -> str:
     """Return why forwards of a model cannot be prepared, empty where they may."""
-    if kind == "cuda_graph" and device_of(model).type != "cuda":
+    if not has_device_for(kind, device_of(model)):
         return "its weights are not on a CUDA device"
     if layout_of(model).attention not in MASKED_BY_US:
         return f"attention {layout_of(model).attention!r} takes no masks of ours"
@@ -299,7 +302,26 @@ def refusal_of_static(model: Model, kind: str) -> str:
         return "it lies on several devices"
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         return "its weights are moved during a forward"
+    if any(_is_watched(module) for module in model.modules()):
+        return "it has hooks, or a `forward` of its own, which must run every time"
     return ""
+
+
+def has_device_for(kind: str, device: torch.device) -> bool:
+    """Return whether forwards of that kind can be prepared on a device."""
+    return kind != "cuda_graph" or device.type == "cuda"
+
+
+def _is_watched(module: torch.nn.Module) -> bool:
+    """Return whether anybody but the host has put something into a module's forwards."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    is_own = any(not getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks)
+    return is_own or "forward" in vars(module)
+
+
+def _cause(error: Exception) -> str:
+    # torch wraps what its compiler raises.
+    return in_short(getattr(error, "inner_exception", error))
 
 
 def _kept_in(buffer: Tensor | None, values: Tensor | None) -> Tensor | None:

@@ -50,7 +50,7 @@ def spoil_by_script(monkeypatch: pytest.MonkeyPatch, is_wrong: Callable[[int], b
     steps = itertools.count()
     wrong: list[int] = []
 
-    def choose_otherwise(self: ModelDrafter, *given: Any) -> tuple[Tensor, Tensor]:
+    def choose_otherwise(self: ModelDrafter, *given: Any) -> tuple[Tensor, Tensor | None]:
         token, best = choose(self, *given)
         if is_wrong(step := next(steps)):
             wrong.append(step)
@@ -93,7 +93,7 @@ def steer_by_script(
         taken.clear()
         return propose(self, num_draft_tokens, goes_on)
 
-    def choose_by_script(self: ModelDrafter, scores: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    def choose_by_script(self: ModelDrafter, scores: Tensor, *given: Any) -> tuple[Tensor, Tensor | None]:
         _, best = choose(self, scores, *given)
         tokens = []
         for position, (row, length) in enumerate(zip(self.sequences.rows, self.sequences.lengths, strict=True)):

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_specdec
 import models
-from hf_specdec.engine import lending, runners
+from hf_specdec.engine import runners, static
 from hf_specdec.engine.cache import bucket_of
 from hf_specdec.errors import InvalidConfigError
 
@@ -57,7 +57,7 @@ def replaying(monkeypatch):
         return replay
 
     monkeypatch.setitem(runners.RUNNERS, "cuda_graph", maker)
-    monkeypatch.setattr(lending, "refusal_of_static", lambda *_: "")
+    monkeypatch.setattr(static, "has_device_for", lambda *_: True)
     return made
 
 
@@ -237,6 +237,47 @@ def test_a_forward_that_gives_other_logits_is_not_trusted(target, drafts, replay
     output = decode(target, inputs, drafts["noisy"], "cuda_graph")
     assert_same_ids(output.sequences, plain(target, inputs, max_new_tokens=24))
     assert "gave other logits" in output.speculation.runner_reason
+
+
+def test_a_prepared_forward_that_fails_later_leaves_the_answer_intact(target, drafts, replaying, monkeypatch):
+    right = runners.RUNNERS["cuda_graph"]
+
+    def wearing_out(function, model, inputs):
+        made, uses = right(function, model, inputs), []
+
+        def run(*given):
+            uses.append(1)
+            if len(uses) > 2:
+                raise RuntimeError("worn out")
+            return made(*given)
+
+        return run
+
+    monkeypatch.setitem(runners.RUNNERS, "cuda_graph", wearing_out)
+    hf_specdec.enable(target)
+    inputs = prompts([6])
+    for do_sample in (False, True):
+        output = decode(target, inputs, drafts["noisy"], "cuda_graph", do_sample=do_sample)
+        assert output.speculation.fallbacks == []
+        assert output.speculation.runner == "eager"
+        if not do_sample:
+            assert_same_ids(output.sequences, plain(target, inputs, max_new_tokens=24))
+            assert "worn out" in output.speculation.runner_reason
+
+
+@pytest.mark.parametrize("kind", ["hook", "forward"])
+def test_a_model_that_is_watched_runs_as_it_is(target, drafts, replaying, kind):
+    seen: list[int] = []
+    forward = target.forward
+    if kind == "hook":
+        target.model.layers[0].register_forward_hook(lambda *_: seen.append(1))
+    else:
+        target.forward = lambda *args, **kwargs: seen.append(1) or forward(*args, **kwargs)
+    hf_specdec.enable(target)
+    stats = decode(target, prompts([6]), drafts["noisy"], "cuda_graph").speculation
+    assert (stats.runner, stats.draft_runner) == ("eager", "cuda_graph")
+    assert "must run every time" in stats.runner_reason
+    assert len(seen) >= stats.num_target_forwards
 
 
 def test_new_weights_are_noticed(target, drafts, replaying):
