@@ -20,6 +20,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 import hf_specdec
+from hf_specdec.benchmark.hardware import hardware_in_words, versions
 
 NUM_NEW_TOKENS = 120
 REPEATS = 9
@@ -137,10 +138,12 @@ def measure(num_draft_tokens: int, *, do_sample: bool = False) -> list[Overhead]
 def main() -> None:
     """Print one JSON object per measurement."""
     torch.set_num_threads(1)
+    device = torch.device("cpu")
+    origin = {"date": time.strftime("%Y-%m-%d"), "hardware": hardware_in_words(device), "versions": versions()}
     for do_sample in (False, True):
         for num_draft_tokens in (3, 5):
             for result in measure(num_draft_tokens, do_sample=do_sample):
-                sys.stdout.write(json.dumps({**asdict(result), "do_sample": do_sample}) + "\n")
+                sys.stdout.write(json.dumps({**asdict(result), "do_sample": do_sample, **origin}) + "\n")
 
 
 if __name__ == "__main__":

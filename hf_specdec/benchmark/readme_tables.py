@@ -115,7 +115,7 @@ def _demo_row(workload: str, ways: Results, length: str) -> list[str]:
 
 
 def overhead(lines: Sequence[Results]) -> str:
-    """Return the milliseconds of a round beyond its forwards."""
+    """Return the milliseconds of a round beyond its forwards, and where they were measured."""
     cells = list(dict.fromkeys((line["do_sample"], line["num_draft_tokens"]) for line in lines))
     times = {(line["method"], line["do_sample"], line["num_draft_tokens"]): line["milliseconds"] for line in lines}
     labels = {"ours": "ours", "assistant_model": "`assistant_model=`"}
@@ -124,7 +124,14 @@ def overhead(lines: Sequence[Results]) -> str:
         *(f"{'sampling' if is_sampled else 'greedy'}, K={length}" for is_sampled, length in cells),
     ]
     rows = [[label, *(f"{times[method, *cell]:.1f}" for cell in cells)] for method, label in labels.items()]
-    return table(header, rows)
+    first, second = labels
+    rows.append(["the one / the other", *(f"{times[first, *cell] / times[second, *cell]:.2f}" for cell in cells)])
+    origin = lines[0]
+    versions = ", ".join(f"{name} {version}" for name, version in origin["versions"].items())
+    told = (
+        f"Measured on {origin['date']} on {origin['hardware']}, {versions}: the thread's own time, medians of repeats."
+    )
+    return _joined(table(header, rows), wrapped(told))
 
 
 _RATIOS = {

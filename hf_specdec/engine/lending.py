@@ -65,7 +65,7 @@ def lent_runner(target: Model, model: Model, wanted: str, lane: str) -> Iterator
     with _lock:
         static = _of(target, model).pop(key, None)
     if static is None:
-        static = StaticForward(model, kind)
+        static = StaticForward(model, kind, is_draft=model is not target)
     static.start_call(model)
     try:
         yield Runner(kind, "", static)

@@ -38,11 +38,11 @@ class StaticForward:
         num_prepared: Shapes that were compiled or captured so far.
     """
 
-    def __init__(self, model: Model, kind: str) -> None:
-        """Prepare nothing yet; `model` must be one that `refusal_of_static` accepts."""
+    def __init__(self, model: Model, kind: str, *, is_draft: bool = False) -> None:
+        """Prepare nothing yet; `model` must be one that `refusal_of_static` accepts; for a draft see `tolerance_of`."""
         # What is kept with a model must not keep it.
         self._model = weakref.ref(model)
-        self.tolerance = tolerance_of(model, is_draft=False)
+        self.tolerance = tolerance_of(model, is_draft=is_draft)
         self.kind = kind
         self.layout = layout_of(model)
         self.device = device_of(model)
@@ -51,6 +51,7 @@ class StaticForward:
         self.cache: RaggedCache | None = None
         self.visible: Tensor | None = None
         self.offset: Tensor | None = None
+        self._buffers: dict[str, Tensor] = {}
         self.slots = torch.empty(0, dtype=torch.long, device=self.device)
         self._entries: dict[Hashable, Function] = {}
         self._num_moves = 0
@@ -76,6 +77,7 @@ class StaticForward:
             self.cache.empty()
         if self.reason:
             self.cache = self.visible = self.offset = None
+            self._buffers.clear()
 
     def new_cache(self, num_layers: int, capacity: int) -> RaggedCache:
         """Return an empty cache of at least `capacity` slots, over the buffers of the last one where they suffice."""
@@ -89,17 +91,24 @@ class StaticForward:
         """Copy padding `[B, capacity]` and positions `[B, 1]` of a lane into buffers, and return them there."""
         assert self.cache is not None, "a lane has one"
         capacity = self.cache.cursor.capacity
-        before = self.visible, self.offset, self.slots
         if len(self.slots) != capacity:
             self.slots = torch.arange(capacity, device=self.device)
-        self.visible = _kept_in(self.visible, visible)
-        self.offset = _kept_in(self.offset, offset)
-        now = self.visible, self.offset, self.slots
-        if any(old is not new for old, new in zip(before, now, strict=True)):
             self._forget()
-        shown = None if visible is None or self.visible is None else self.visible[: len(visible)]
-        counted = None if offset is None or self.offset is None else self.offset[: len(offset)]
-        return shown, counted
+        self.visible = self._kept("visible", visible)
+        self.offset = self._kept("offset", offset)
+        return self.visible, self.offset
+
+    def _kept(self, name: str, values: Tensor | None) -> Tensor | None:
+        """Return `values` `[B, N]` in a buffer that stays, for calls with fewer rows and calls without any as well."""
+        if values is None:
+            return None
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.shape[1] != values.shape[1] or len(buffer) < len(values):
+            self._buffers[name] = values.clone()
+            self._forget()
+        else:
+            buffer[: len(values)] = values
+        return self._buffers[name][: len(values)]
 
     def logits(
         self, tokens: Tensor, starts: Tensor, *, end: int, num_logits: int, context: int | None
@@ -141,7 +150,7 @@ class StaticForward:
         try:
             if key not in self._entries:
                 count = num_logits + num_more
-                self._entries[key] = self._prepared(self._function(len(tokens), count), model, inputs)
+                self._entries[key] = self._prepared(self._function(count), model, inputs)
             (logits,) = self._entries[key](model, *inputs)
             got = logits[:, -(num_logits + num_more) :][:, :num_logits]
             # sync: once per shape and call, to see that it does what the model does.
@@ -159,6 +168,10 @@ class StaticForward:
         """Prepare nothing more, in later calls either, until the weights change; the model is run as usual."""
         self.reason = reason
         self._forget()
+
+    def _settings(self) -> tuple[bool, bool]:
+        """Return which buffers a forward of this call reads beside keys and values."""
+        return self.visible is not None, self.offset is not None
 
     def _look_for_moves(self) -> None:
         assert self.cache is not None, "a lane has one"
@@ -186,7 +199,7 @@ class StaticForward:
         # A compiled forward reads up to any end.
         reach = None if self.kind == "compiled" else bucket_of(end)
         self._look_for_moves()
-        return (num_rows, num_tokens + num_more, num_logits + num_more, reach), num_more
+        return (num_rows, num_tokens + num_more, num_logits + num_more, reach, *self._settings()), num_more
 
     def _inputs(self, tokens: Tensor, starts: Tensor, end: int, num_more: int) -> tuple[Tensor, Tensor, Tensor]:
         if num_more:
@@ -217,7 +230,7 @@ class StaticForward:
             return None
         self._look_for_moves()
         inputs = self._inputs(tokens, starts, end, 0)
-        return self._as_one((key, bucket_of(end)), lambda: build(self._forward(len(tokens))), inputs)
+        return self._as_one((key, bucket_of(end), *self._settings()), lambda: build(self._forward()), inputs)
 
     def maths(self, key: Hashable, function: Function, inputs: Tensors) -> Tensors | None:
         """Run a function of tensors that needs no model, captured under `key`; None where it has to run as it is."""
@@ -244,20 +257,19 @@ class StaticForward:
         self.num_prepared += 1
         return made
 
-    def _function(self, num_rows: int, num_logits: int) -> Function:
+    def _function(self, num_logits: int) -> Function:
         """Return one forward as a function of the model, tokens, their first slots, and the slots to look at."""
-        forward = self._forward(num_rows)
+        forward = self._forward()
 
         def run(model: Model, tokens: Tensor, starts: Tensor, keys: Tensor) -> Tensors:
             return (forward(model, tokens, starts, keys, num_logits).float(),)
 
         return run
 
-    def _forward(self, num_rows: int) -> StepForward:
+    def _forward(self) -> StepForward:
         layout, cache = self.layout, self.cache
         assert cache is not None, "a lane has one"
-        visible = None if self.visible is None else self.visible[:num_rows]
-        offset = None if self.offset is None else self.offset[:num_rows]
+        visible, offset = self.visible, self.offset
         every_slot = self.slots
 
         def forward(model: Model, tokens: Tensor, starts: Tensor, keys: Tensor, num_logits: int) -> Tensor:
@@ -322,13 +334,3 @@ def _is_watched(module: torch.nn.Module) -> bool:
 def _cause(error: Exception) -> str:
     # torch wraps what its compiler raises.
     return in_short(getattr(error, "inner_exception", error))
-
-
-def _kept_in(buffer: Tensor | None, values: Tensor | None) -> Tensor | None:
-    """Return a buffer that holds `values`, the given one where it is large enough."""
-    if values is None:
-        return None
-    if buffer is None or buffer.shape[1] != values.shape[1] or len(buffer) < len(values):
-        return values.clone()
-    buffer[: len(values)] = values
-    return buffer

@@ -134,6 +134,11 @@ def test_shapes_are_prepared_once_for_many_calls(target, drafts, replaying):
     decode(target, inputs, drafts["noisy"], "cuda_graph")
     decode(target, prompts([5]), drafts["noisy"], "cuda_graph", max_new_tokens=20)
     assert len(replaying) == before > 0
+    for _ in range(2):
+        decode(target, prompts([3, 6, 5]), drafts["noisy"], "cuda_graph")
+        decode(target, inputs, drafts["noisy"], "cuda_graph")
+        seen, before = len(replaying) - before, len(replaying)
+    assert not seen
     hf_specdec.disable(target)
     hf_specdec.enable(target)
     decode(target, inputs, drafts["noisy"], "cuda_graph")
