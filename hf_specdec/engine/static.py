@@ -35,7 +35,7 @@ class StaticForward:
     Attributes:
         kind: "compiled" or "cuda_graph".
         reason: Why nothing is prepared any more; empty while all is well.
-        num_prepared: Shapes that were compiled or captured so far.
+        num_tries: Shapes that were compiled or captured so far, or could not be.
     """
 
     def __init__(self, model: Model, kind: str) -> None:
@@ -47,7 +47,7 @@ class StaticForward:
         self.layout = layout_of(model)
         self.device = device_of(model)
         self.reason = ""
-        self.num_prepared = 0
+        self.num_tries = 0
         self.cache: RaggedCache | None = None
         self.visible: Tensor | None = None
         self.offset: Tensor | None = None
@@ -120,7 +120,12 @@ class StaticForward:
         key, num_more = self._key(tokens, end, num_logits, context)
         if key is None or key not in self._trusted:
             return None
-        (logits,) = self._entries[key](self._model(), *self._inputs(tokens, starts, end, num_more))
+        inputs = self._inputs(tokens, starts, end, num_more)
+        try:
+            (logits,) = self._entries[key](self._model(), *inputs)
+        except Exception as error:  # noqa: BLE001  a compiler looks again before every run, and may want to start anew
+            self._fail(error)
+            return None
         return logits[:, -(num_logits + num_more) :][:, :num_logits]
 
     def check(
@@ -143,8 +148,7 @@ class StaticForward:
             # sync: once per shape and call, to see that it does what the model does.
             difference, scale = torch.stack([(got - wanted).abs().max(), wanted.abs().max()]).tolist()
         except Exception as error:  # noqa: BLE001  whatever a compiler does, the model itself is still there
-            cause = getattr(error, "inner_exception", error)  # torch wraps what its compiler raises
-            self.give_up(f"a forward could not be {_DONE[self.kind]} ({in_short(cause)})")
+            self._fail(error)
             return
         if difference <= self.tolerance * max(scale, 1.0):
             self._trusted.add(key)
@@ -156,6 +160,10 @@ class StaticForward:
         """Prepare nothing more, in later calls either, until the weights change; the model is run as usual."""
         self.reason = reason
         self._forget()
+
+    def _fail(self, error: Exception) -> None:
+        cause = getattr(error, "inner_exception", error)  # torch wraps what its compiler raises
+        self.give_up(f"a forward could not be {_DONE[self.kind]} ({in_short(cause)})")
 
     def _look_for_moves(self) -> None:
         assert self.cache is not None, "a lane has one"
@@ -235,11 +243,10 @@ class StaticForward:
 
     def _prepared(self, function: Function, model: Any, inputs: Tensors) -> Function:
         """Return what `RUNNERS` makes; random numbers go on as if nothing had been run for it."""
+        self.num_tries += 1
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            made = RUNNERS[self.kind](function, model, inputs)
-        self.num_prepared += 1
-        return made
+            return RUNNERS[self.kind](function, model, inputs)
 
     def _function(self, num_rows: int, num_logits: int) -> Function:
         """Return one forward as a function of the model, tokens, their first slots, and the slots to look at."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import shutil
 import weakref
 from typing import Any
@@ -16,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_specdec
 import models
+from hf_specdec.benchmark.bench.calls import timed_call
+from hf_specdec.controller import AdaptiveDraftLength
 from hf_specdec.engine import lending, runners
 from hf_specdec.engine.cache import bucket_of
 from hf_specdec.errors import InvalidConfigError
@@ -218,6 +221,51 @@ def test_a_preparation_that_fails_leaves_the_answer_intact(target, drafts, repla
     assert "no such kernel" in output.speculation.runner_reason
 
 
+def test_a_prepared_forward_that_fails_later_leaves_the_answer_intact(target, drafts, replaying, monkeypatch):
+    right = runners.RUNNERS["cuda_graph"]
+
+    def failing_later(function, model, inputs):
+        made, runs = right(function, model, inputs), itertools.count()
+
+        def run(*given):
+            if next(runs) > 1:
+                raise RuntimeError("compiled too often")
+            return made(*given)
+
+        return run
+
+    monkeypatch.setitem(runners.RUNNERS, "compiled", failing_later)
+    hf_specdec.enable(target)
+    inputs = prompts([6])
+    output = decode(target, inputs, drafts["noisy"], "compiled")
+    assert_same_ids(output.sequences, plain(target, inputs, max_new_tokens=24))
+    assert output.speculation.runner == "eager"
+    assert output.speculation.fallbacks == []
+    assert "compiled too often" in output.speculation.runner_reason
+
+
+@pytest.mark.parametrize("kind", ["compiled", "cuda_graph"])
+def test_rounds_in_which_forwards_were_prepared_say_nothing_about_costs(target, drafts, replaying, monkeypatch, kind):
+    monkeypatch.setitem(runners.RUNNERS, "compiled", runners.RUNNERS["cuda_graph"])
+    observe = AdaptiveDraftLength.observe
+    observed, prepared, before = [], [], [0]
+    monkeypatch.setattr(
+        AdaptiveDraftLength, "observe", lambda self, record: observed.append(record) or observe(self, record)
+    )
+
+    def note(record):
+        if len(replaying) > before[0]:
+            prepared.append(record)
+        before[0] = len(replaying)
+
+    hf_specdec.enable(target)
+    settings = {"runner": kind, "on_round": note}
+    target.generate(**prompts([6]), draft_model=drafts["identical"], max_new_tokens=40, speculative_config=settings)
+    assert prepared
+    assert observed
+    assert not [record for record in observed if any(record is other for other in prepared)]
+
+
 def test_a_forward_that_gives_other_logits_is_not_trusted(target, drafts, replaying, monkeypatch):
     right = runners.RUNNERS["cuda_graph"]
 
@@ -355,3 +403,18 @@ def test_a_profile_tells_phases_and_writes_a_trace(target, drafts, tmp_path, mon
     assert all(seconds > 0 for seconds in stats.profile.values())
     assert "hf_specdec verify" in (tmp_path / stats.trace_file).read_text()
     assert stats.to_dict()["profile"] == stats.profile
+
+
+def test_the_benchmark_counts_forwards_without_a_hook_on_a_target_that_is_compiled(target, drafts):
+    hf_specdec.enable(target)
+    hooks = []
+
+    def note(record):
+        hooks.append(len(target._forward_pre_hooks))
+
+    keywords = {"max_new_tokens": 12, "do_sample": False}
+    ours = {"draft_model": drafts["noisy"], "num_draft_tokens": 3, "speculative_config": {"on_round": note}}
+    call = timed_call(target, prompts([6]), keywords | ours)
+    assert call.num_target_forwards == call.stats.num_target_forwards == 1 + len(hooks)
+    assert set(hooks) == {0}
+    assert timed_call(target, prompts([6]), keywords).num_target_forwards == 12
