@@ -183,6 +183,7 @@ def _controller(call: Call, session: Session, loans: ExitStack, token_space: str
         is_lockstep=is_lockstep,
         num_rows=num_rows,
         token_space=token_space,
+        runners=(session.request.runner.kind, session.request.draft_runner.kind),
     )
     return loans.enter_context(lent_controller(call.model, call.draft, key, config.controller_hints))
 

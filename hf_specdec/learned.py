@@ -30,7 +30,13 @@ _lock = threading.Lock()
 
 
 def sampling_key(
-    config: GenerationConfig, verification: str, *, is_lockstep: bool, num_rows: int, token_space: str = "same"
+    config: GenerationConfig,
+    verification: str,
+    *,
+    is_lockstep: bool,
+    num_rows: int,
+    token_space: str = "same",
+    runners: tuple[str, str] = ("eager", "eager"),
 ) -> Hashable:
     """Return what tells calls apart that should not learn from each other.
 
@@ -40,9 +46,10 @@ def sampling_key(
         is_lockstep: Whether all rows commit the same number of tokens; then it matters how many they are.
         num_rows: Rows in the batch.
         token_space: "same", "shared" or "text".
+        runners: How forwards of target and draft run; one tells nothing of the times of another.
     """
     shape = tuple(getattr(config, name, None) for name in SHAPING) if config.do_sample else ()
-    return shape, verification if config.do_sample else "", num_rows if is_lockstep else 0, token_space
+    return shape, verification if config.do_sample else "", num_rows if is_lockstep else 0, token_space, runners
 
 
 @contextmanager

@@ -264,10 +264,15 @@ class SpeculationStats:
                 + (", lockstep" if self.is_lockstep else "")
                 + (f", draft in {self.draft_quantization}" if self.draft_quantization != "none" else "")
                 + (f", draft in {_TOKEN_SPACES[self.token_space]}" if self.token_space in _TOKEN_SPACES else ""),
+                *([f"target {self.runner}, draft {self.draft_runner}"] if self._has_other_runner() else []),
+                *([f"runner: {self.runner_reason}"] if self.runner_reason else []),
                 *(f"fallback: {reason}" for reason in self.fallbacks),
                 *(f"suspicion: {text}" for text in self.draft_suspicions),
             ]
         )
+
+    def _has_other_runner(self) -> bool:
+        return (self.runner, self.draft_runner) != ("eager", "eager")
 
     def _acceptance_rate_at(self, position: int) -> float:
         drafted_there = [record for record in self.rounds if record.num_draft_tokens > position]

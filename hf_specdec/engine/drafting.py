@@ -58,6 +58,7 @@ def probe_if_due(session: Session) -> Outlook:
     num_tokens = session.controller.num_probe_tokens(outlook) if outlook.num_shadow_tokens else 0
     if not num_tokens or drafter is None:
         return outlook
+    num_preparations = session.num_preparations()
     try:
         record = _probe(session, drafter, num_tokens, outlook.num_unread_tokens)
     except Exception as error:  # noqa: BLE001  whatever a draft does must not harm the answer
@@ -69,7 +70,8 @@ def probe_if_due(session: Session) -> Outlook:
     # The drafter has read these tokens, and some cannot go back.
     session.streak.clear()
     session.stats.probes.append(record)
-    session.controller.observe_probe(record)
+    if session.num_preparations() == num_preparations:
+        session.controller.observe_probe(record)
     session.note_guesses(sum(map(sum, record.agreement)), sum(map(len, record.agreement)))
     return look_ahead(session)
 

@@ -35,9 +35,13 @@ class Runner:
     @property
     def told(self) -> tuple[str, str]:
         """What became of it: the runner in the end, and why it is not the one that was meant."""
-        if self.static is None or not self.static.reason:
+        if self.static is None:
             return self.kind, self.reason
-        return "eager", self.static.reason
+        if self.static.reason:
+            return "eager", self.static.reason
+        if not self.static.num_uses:
+            return "eager", "no shape came often enough to be prepared"
+        return self.kind, ""
 
 
 EAGER = Runner("eager")

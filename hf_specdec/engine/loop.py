@@ -62,6 +62,7 @@ def run_round(session: Session) -> None:
     with phase("probe"):
         outlook = probe_if_due(session)
     stopwatch, sequences = session.stopwatch, session.sequences
+    num_preparations = session.num_preparations()
     started = stopwatch.mark()
     with phase("draft"):
         drafted = draft(session, outlook)
@@ -104,6 +105,7 @@ def run_round(session: Session) -> None:
             num_caught_up_tokens=drafted.num_caught_up,
             catch_up_seconds=stopwatch.seconds(started, drafted.caught_up) if drafted.num_caught_up else 0.0,
         ),
+        tells_costs=session.num_preparations() == num_preparations,
     )
 
 
@@ -125,11 +127,13 @@ def _picked(values: Sequence[T], positions: Sequence[int]) -> tuple[T, ...]:
     return tuple(values[position] for position in positions)
 
 
-def _account(session: Session, record: RoundRecord) -> None:
+def _account(session: Session, record: RoundRecord, *, tells_costs: bool) -> None:
     if record.num_caught_up_tokens and not session.stats.draft_prefill_seconds:
         session.stats.draft_prefill_seconds = record.catch_up_seconds
     session.stats.observe(record)
-    session.controller.observe(record)
+    if tells_costs:
+        # Compiling takes seconds, once; as the time of a round that would end all drafting.
+        session.controller.observe(record)
     session.note_guesses(sum(record.num_accepted_tokens), sum(record.num_evaluated_tokens))
     on_round: Callable[[RoundRecord], None] | None = session.request.config.on_round
     if on_round is not None:

@@ -119,6 +119,11 @@ class Session:
         # An earlier turn has used up the positions before the first column.
         return None if self.context is None else self.context - self.lane.shift
 
+    def num_preparations(self) -> int:
+        """Return how often forwards of either model were prepared, or could not be."""
+        runners = self.request.runner, self.request.draft_runner
+        return sum(runner.static.num_tries for runner in runners if runner.static is not None)
+
     def counted_positions(self) -> list[int]:
         """Return the batch positions of rows that are being written; in lockstep finished ones stay as padding."""
         rows = self.sequences.rows

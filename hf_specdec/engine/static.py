@@ -35,7 +35,8 @@ class StaticForward:
     Attributes:
         kind: "compiled" or "cuda_graph".
         reason: Why nothing is prepared any more; empty while all is well.
-        num_prepared: Shapes that were compiled or captured so far.
+        num_uses: Prepared forwards and steps that this call has run.
+        num_tries: Times that a shape was compiled, captured or compared, which takes time beside the forwards.
     """
 
     def __init__(self, model: Model, kind: str, *, is_draft: bool = False) -> None:
@@ -47,7 +48,8 @@ class StaticForward:
         self.layout = layout_of(model)
         self.device = device_of(model)
         self.reason = ""
-        self.num_prepared = 0
+        self.num_uses = 0
+        self.num_tries = 0
         self.cache: RaggedCache | None = None
         self.visible: Tensor | None = None
         self.offset: Tensor | None = None
@@ -65,6 +67,7 @@ class StaticForward:
         """Begin to serve a call: weights and switches of `model` may have changed, so nothing is trusted."""
         self._trusted.clear()
         self._uses.clear()
+        self.num_uses = 0
         weights = hash(tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())))
         if weights != self._weights:
             self._weights = weights
@@ -134,6 +137,7 @@ class StaticForward:
         except Exception as error:  # noqa: BLE001  the model itself is still there
             self.give_up(f"a forward that was {_DONE[self.kind]} failed ({_cause(error)})")
             return None
+        self.num_uses += 1
         return logits[:, -(num_logits + num_more) :][:, :num_logits]
 
     def check(
@@ -146,6 +150,7 @@ class StaticForward:
         self._uses[key] += 1
         if key not in self._entries and self._uses[key] <= USES_BEFORE[self.kind]:
             return
+        self.num_tries += 1
         model, inputs = self._model(), self._inputs(tokens, starts, end, num_more)
         try:
             if key not in self._entries:
@@ -244,18 +249,19 @@ class StaticForward:
         try:
             if key not in self._units:
                 self._units[key] = self._prepared(build(), model, inputs)
-            return self._units[key](model, *inputs)
+            outputs = self._units[key](model, *inputs)
+            self.num_uses += 1
+            return outputs
         except Exception as error:  # noqa: BLE001  step by step always works
             self.unit_reason = f"several steps could not be captured as one ({_cause(error)})"
             return None
 
     def _prepared(self, function: Function, model: Any, inputs: Tensors) -> Function:
         """Return what `RUNNERS` makes; random numbers go on as if nothing had been run for it."""
+        self.num_tries += 1
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            made = RUNNERS[self.kind](function, model, inputs)
-        self.num_prepared += 1
-        return made
+            return RUNNERS[self.kind](function, model, inputs)
 
     def _function(self, num_logits: int) -> Function:
         """Return one forward as a function of the model, tokens, their first slots, and the slots to look at."""

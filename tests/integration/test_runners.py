@@ -16,6 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hf_specdec
 import models
+from hf_specdec.benchmark.bench.calls import timed_call
+from hf_specdec.controller import AdaptiveDraftLength
 from hf_specdec.engine import runners, static
 from hf_specdec.engine.cache import bucket_of
 from hf_specdec.errors import InvalidConfigError
@@ -223,6 +225,28 @@ def test_a_preparation_that_fails_leaves_the_answer_intact(target, drafts, repla
     assert "no such kernel" in output.speculation.runner_reason
 
 
+@pytest.mark.parametrize("kind", ["compiled", "cuda_graph"])
+def test_rounds_in_which_forwards_were_prepared_say_nothing_about_costs(target, drafts, replaying, monkeypatch, kind):
+    monkeypatch.setitem(runners.RUNNERS, "compiled", runners.RUNNERS["cuda_graph"])
+    observe = AdaptiveDraftLength.observe
+    observed, prepared, before = [], [], [0]
+    monkeypatch.setattr(
+        AdaptiveDraftLength, "observe", lambda self, record: observed.append(record) or observe(self, record)
+    )
+
+    def note(record):
+        if len(replaying) > before[0]:
+            prepared.append(record)
+        before[0] = len(replaying)
+
+    hf_specdec.enable(target)
+    settings = {"runner": kind, "on_round": note}
+    target.generate(**prompts([6]), draft_model=drafts["identical"], max_new_tokens=40, speculative_config=settings)
+    assert prepared
+    assert observed
+    assert not [record for record in observed if any(record is other for other in prepared)]
+
+
 def test_a_forward_that_gives_other_logits_is_not_trusted(target, drafts, replaying, monkeypatch):
     right = runners.RUNNERS["cuda_graph"]
 
@@ -340,6 +364,14 @@ def test_an_interrupted_call_leaves_nothing_prepared_lent(target, drafts, replay
     assert output.speculation.runner == "cuda_graph"
 
 
+def test_a_call_too_short_to_prepare_anything_says_so(target, drafts, replaying):
+    hf_specdec.enable(target)
+    stats = decode(target, prompts([6]), drafts["noisy"], "compiled", max_new_tokens=5).speculation
+    assert (stats.runner, stats.draft_runner) == ("eager", "eager")
+    assert "no shape came often enough" in stats.runner_reason
+    assert "no shape came often enough" in str(stats)
+
+
 def test_auto_is_eager_on_the_cpu(target, drafts):
     hf_specdec.enable(target)
     stats = decode(target, prompts([6]), drafts["noisy"], "auto").speculation
@@ -401,3 +433,18 @@ def test_a_profile_tells_phases_and_writes_a_trace(target, drafts, tmp_path, mon
     assert all(seconds > 0 for seconds in stats.profile.values())
     assert "hf_specdec verify" in (tmp_path / stats.trace_file).read_text()
     assert stats.to_dict()["profile"] == stats.profile
+
+
+def test_the_benchmark_counts_forwards_without_a_hook_on_a_target_that_is_compiled(target, drafts):
+    hf_specdec.enable(target)
+    hooks = []
+
+    def note(record):
+        hooks.append(len(target._forward_pre_hooks))
+
+    keywords = {"max_new_tokens": 12, "do_sample": False}
+    ours = {"draft_model": drafts["noisy"], "num_draft_tokens": 3, "speculative_config": {"on_round": note}}
+    call = timed_call(target, prompts([6]), keywords | ours)
+    assert call.num_target_forwards == call.stats.num_target_forwards == 1 + len(hooks)
+    assert set(hooks) == {0}
+    assert timed_call(target, prompts([6]), keywords).num_target_forwards == 12
