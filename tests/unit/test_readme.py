@@ -131,8 +131,9 @@ def test_figures_that_nobody_published_are_left_empty() -> None:
 
 
 def test_a_round_is_shown_by_method_and_situation() -> None:
+    origin = {"date": "2026-01-02", "hardware": "an abacus", "versions": {"torch": "2.13.0"}}
     lines = [
-        {"method": method, "num_draft_tokens": 3, "milliseconds": value, "spread": 0.1, "do_sample": is_sampled}
+        {"method": method, "num_draft_tokens": 3, "milliseconds": value, "do_sample": is_sampled, **origin}
         for is_sampled in (False, True)
         for method, value in (("ours", 1.0 + is_sampled), ("assistant_model", 4.0 + is_sampled))
     ]
@@ -140,6 +141,8 @@ def test_a_round_is_shown_by_method_and_situation() -> None:
     assert "| ms per round | greedy, K=3 | sampling, K=3 |" in text
     assert "| ours | 1.0 | 2.0 |" in text
     assert "| `assistant_model=` | 4.0 | 5.0 |" in text
+    assert "| the one / the other | 0.25 | 0.40 |" in text
+    assert "Measured on 2026-01-02 on an abacus, torch 2.13.0." in text
 
 
 def test_outputs_that_differ_are_counted_by_kind_of_way() -> None:
