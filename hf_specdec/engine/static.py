@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ StepForward = Callable[..., Tensor]
 USES_BEFORE = {"compiled": 3, "cuda_graph": 1}
 # Shapes that are compiled; the tokens of other counts are filled up to the next one.
 COMPILED_COUNTS = (1, 2, 3, 5, 7, 9, 13, 17)
+# Units kept at a time; a service that lets its users choose temperatures would collect them without end.
+MOST_UNITS = 64
 
 
 class StaticForward:
@@ -57,6 +60,7 @@ class StaticForward:
         self._weights = 0
         self._units: dict[Hashable, Function] = {}
         self.unit_reason = ""
+        self._is_aside = False
         self._uses: Counter[Hashable] = Counter()
         self._trusted: set[Hashable] = set()
 
@@ -64,6 +68,8 @@ class StaticForward:
         """Begin to serve a call: weights and switches of `model` may have changed, so nothing is trusted."""
         self._trusted.clear()
         self._uses.clear()
+        if self._is_aside:
+            self.reason, self._is_aside = "", False
         weights = hash(tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())))
         if weights != self._weights:
             self._weights = weights
@@ -74,7 +80,7 @@ class StaticForward:
         """Leave no text behind, and no buffers either that nobody will use again."""
         if self.cache is not None:
             self.cache.empty()
-        if self.reason:
+        if self.reason and not self._is_aside:
             self.cache = self.visible = self.offset = None
 
     def new_cache(self, num_layers: int, capacity: int) -> RaggedCache:
@@ -115,47 +121,61 @@ class StaticForward:
 
         Returns:
             `[B, num_logits, V]`, good until the next forward of this shape; None where none is prepared: then the
-            caller runs the model as usual, and tells by `check` what came of it.
+            caller asks for a `trial`, and runs the model as usual.
         """
         key, num_more = self._key(tokens, end, num_logits, context)
         if key is None or key not in self._trusted:
             return None
-        (logits,) = self._entries[key](self._model(), *self._inputs(tokens, starts, end, num_more))
+        try:
+            (logits,) = self._entries[key](self._model(), *self._inputs(tokens, starts, end, num_more))
+        except Exception as error:  # noqa: BLE001  a compiler may have to compile again, and fail at that
+            self.give_up(f"a forward that was {_DONE[self.kind]} failed ({_cause(error)})")
+            return None
         return logits[:, -(num_logits + num_more) :][:, :num_logits]
 
-    def check(
-        self, tokens: Tensor, starts: Tensor, *, end: int, num_logits: int, context: int | None, wanted: Tensor
-    ) -> None:
-        """Prepare a forward of this shape where it is worth it, and trust it if it gives the `wanted` logits."""
+    def trial(
+        self, tokens: Tensor, starts: Tensor, *, end: int, num_logits: int, context: int | None
+    ) -> tuple[Hashable, Tensor] | None:
+        """Prepare a forward of this shape where it is worth it, and run it.
+
+        What it wrote is not trusted either: run the model over the same slots next, and `judge` by its logits.
+        """
         key, num_more = self._key(tokens, end, num_logits, context)
         if key is None or key in self._trusted:
-            return
+            return None
         self._uses[key] += 1
         if key not in self._entries and self._uses[key] <= USES_BEFORE[self.kind]:
-            return
+            return None
         model, inputs = self._model(), self._inputs(tokens, starts, end, num_more)
         try:
             if key not in self._entries:
                 count = num_logits + num_more
                 self._entries[key] = self._prepared(self._function(len(tokens), count), model, inputs)
             (logits,) = self._entries[key](model, *inputs)
-            got = logits[:, -(num_logits + num_more) :][:, :num_logits]
-            # sync: once per shape and call, to see that it does what the model does.
-            difference, scale = torch.stack([(got - wanted).abs().max(), wanted.abs().max()]).tolist()
         except Exception as error:  # noqa: BLE001  whatever a compiler does, the model itself is still there
-            cause = getattr(error, "inner_exception", error)  # torch wraps what its compiler raises
-            self.give_up(f"a forward could not be {_DONE[self.kind]} ({in_short(cause)})")
-            return
+            self.give_up(f"a forward could not be {_DONE[self.kind]} ({_cause(error)})")
+            return None
+        return key, logits[:, -(num_logits + num_more) :][:, :num_logits]
+
+    def judge(self, tried: tuple[Hashable, Tensor], wanted: Tensor) -> None:
+        """Trust what `trial` ran if it gave the `wanted` logits."""
+        key, got = tried
+        # sync: once per shape and call, to see that it does what the model does.
+        difference, scale = torch.stack([(got - wanted).abs().max(), wanted.abs().max()]).tolist()
         if difference <= self.tolerance * max(scale, 1.0):
             self._trusted.add(key)
         else:
-            self._entries.pop(key, None)
             self.give_up(f"a forward that was {_DONE[self.kind]} gave other logits (by {difference:.2g})")
 
     def give_up(self, reason: str) -> None:
         """Prepare nothing more, in later calls either, until the weights change; the model is run as usual."""
         self.reason = reason
         self._forget()
+
+    def stand_aside(self, reason: str) -> None:
+        """Let the model run as usual in this call."""
+        if not self.reason:
+            self.reason, self._is_aside = reason, True
 
     def _look_for_moves(self) -> None:
         assert self.cache is not None, "a lane has one"
@@ -225,18 +245,21 @@ class StaticForward:
     def _as_one(self, key: Hashable, build: Callable[[], Function], inputs: Tensors) -> Tensors | None:
         key = (key, *(tensor.shape for tensor in inputs))
         model = self._model()
-        if key not in self._units:
-            try:
-                self._units[key] = self._prepared(build(), model, inputs)
-            except Exception as error:  # noqa: BLE001  step by step always works
-                self.unit_reason = f"several steps could not be captured as one ({in_short(error)})"
-                return None
-        return self._units[key](model, *inputs)
+        try:
+            unit = self._units.pop(key, None) or self._prepared(build(), model, inputs)
+            # The longest unused one comes first.
+            self._units[key] = unit
+            if len(self._units) > MOST_UNITS:
+                self._units.pop(next(iter(self._units)))
+            return unit(model, *inputs)
+        except Exception as error:  # noqa: BLE001  step by step always works
+            self.unit_reason = f"several steps could not be captured as one ({_cause(error)})"
+            return None
 
     def _prepared(self, function: Function, model: Any, inputs: Tensors) -> Function:
         """Return what `RUNNERS` makes; random numbers go on as if nothing had been run for it."""
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng(devices), _without_kept_casts(self.kind):
             made = RUNNERS[self.kind](function, model, inputs)
         self.num_prepared += 1
         return made
@@ -276,7 +299,8 @@ class StaticForward:
                 "return_dict": True,
             }
             if layout.accepts_position_ids:
-                arguments["position_ids"] = slots if offset is None else slots + offset
+                # Draft steps may read padding once more, which must not count as before the first position.
+                arguments["position_ids"] = slots if offset is None else (slots + offset).clamp(min=0)
             if layout.accepts_logits_to_keep:
                 arguments["logits_to_keep"] = num_logits
             logits: Tensor = model(**arguments).logits
@@ -300,6 +324,22 @@ def refusal_of_static(model: Model, kind: str) -> str:
     if any(hasattr(module, "_hf_hook") for module in model.modules()):
         return "its weights are moved during a forward"
     return ""
+
+
+def _cause(error: BaseException) -> str:
+    """Return what went wrong, in a line; torch wraps what its compiler raises."""
+    return in_short(getattr(error, "inner_exception", error))
+
+
+@contextmanager
+def _without_kept_casts(kind: str) -> Iterator[None]:
+    """Within this, a capture casts weights itself under autocast, which keeps casts only until the caller leaves it."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(before and kind != "cuda_graph")
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def _kept_in(buffer: Tensor | None, values: Tensor | None) -> Tensor | None:
