@@ -95,6 +95,23 @@ def test_what_a_wrong_forward_wrote_is_written_again(target, drafts, replaying, 
     assert "gave other logits" in output.speculation.runner_reason
 
 
+def test_another_implementation_of_attention_is_captured_anew(target, drafts, replaying):
+    hf_specdec.enable(target)
+    inputs = prompts([6])
+    for attention in ("sdpa", "eager", "sdpa"):
+        for model in (target, drafts["identical"]):
+            model.set_attn_implementation(attention)
+        stats = decode(target, inputs, drafts["identical"], "cuda_graph").speculation
+        assert (stats.runner, stats.draft_runner, stats.acceptance_rate) == ("cuda_graph", "cuda_graph", 1.0)
+
+
+def test_autocast_is_captured(target, drafts, replaying):
+    hf_specdec.enable(target)
+    with torch.autocast("cpu", torch.bfloat16):
+        stats = decode(target, prompts([3, 6, 5]), drafts["noisy"], "cuda_graph").speculation
+    assert (stats.runner, stats.runner_reason, stats.fallbacks) == ("cuda_graph", "", [])
+
+
 def test_a_capture_keeps_no_cast_of_autocasts(target, drafts, replaying, monkeypatch):
     right, kept = runners.RUNNERS["cuda_graph"], []
 
