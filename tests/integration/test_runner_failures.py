@@ -184,3 +184,50 @@ def test_hooks_that_have_to_be_compiled_again_and_again(target, drafts, monkeypa
     handle.remove()
     assert_same_ids(output.sequences, wanted)
     assert "a forward that was compiled failed" in output.speculation.runner_reason
+
+
+def profiled(target, draft):
+    return target.generate(
+        **prompts([6]),
+        draft_model=draft,
+        num_draft_tokens=3,
+        max_new_tokens=12,
+        speculative_config={"profile": True},
+        return_dict_in_generate=True,
+    ).speculation
+
+
+def test_a_profile_leaves_a_recorder_of_the_callers_alone(target, drafts, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    hf_specdec.enable(target)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorder:
+        stats = profiled(target, drafts["noisy"])
+    assert (stats.trace_file, bool(stats.profile)) == ("", True)
+    assert any("hf_specdec verify" in event.key for event in recorder.key_averages())
+
+
+def test_of_profiles_at_the_same_time_one_has_a_trace(target, drafts, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    hf_specdec.enable(target)
+    files = []
+
+    def generate_again(_):
+        if not files:
+            files.append(profiled(target, drafts["noisy"]).trace_file)
+
+    outer = target.generate(
+        **prompts([6]),
+        draft_model=drafts["noisy"],
+        max_new_tokens=12,
+        speculative_config={"profile": True, "on_round": generate_again},
+        return_dict_in_generate=True,
+    )
+    assert files == [""]
+    assert outer.speculation.trace_file
+
+
+def test_a_trace_that_cannot_be_written_costs_no_text(target, drafts, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+    hf_specdec.enable(target)
+    with pytest.warns(hf_specdec.SpeculationWarning, match="trace of this call could not be written"):
+        assert profiled(target, drafts["noisy"]).trace_file == ""
