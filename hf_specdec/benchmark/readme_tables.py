@@ -128,10 +128,8 @@ def overhead(lines: Sequence[Results]) -> str:
     rows.append(["the one / the other", *(f"{times[first, *cell] / times[second, *cell]:.2f}" for cell in cells)])
     origin = lines[0]
     versions = ", ".join(f"{name} {version}" for name, version in origin["versions"].items())
-    told = (
-        f"Measured on {origin['date']} on {origin['hardware']}, {versions}: the thread's own time, medians of repeats."
-    )
-    return _joined(table(header, rows), wrapped(told))
+    told = f"Measured on {origin['date']} on {origin['hardware']}, {versions}."
+    return _joined(table(header, rows), wrapped(f"{told} Times are the thread's own, medians of interleaved repeats."))
 
 
 _RATIOS = {

@@ -200,6 +200,8 @@ class RaggedCache(Cache):
         cursor = self.cursor
         cursor.start, cursor.starts, cursor.num_tokens, cursor.end = start, starts, num_tokens, end
         cursor.index = None
+        # Those of a prepared forward that broke off would be written to instead.
+        cursor.slots = None
         if end > cursor.capacity:
             is_steady = issubclass(self.layer, SteadyLayer)
             cursor.capacity = steady_capacity(end) if is_steady else max(2 * cursor.capacity, _rounded(end))

@@ -107,7 +107,7 @@ class Lane:
         self.static: StaticForward | None = None
         self._reach(cache.cursor.capacity)
         if static is not None and (self.extras or self._biases):
-            static.give_up("it reads more than tokens")
+            static.stand_aside("it reads more than tokens")
         self.static = static
         self._adopt()
 
@@ -168,8 +168,10 @@ class Lane:
         logits = self.static.logits(token_ids, starts, **arguments)
         if logits is not None:
             return PreparedOutputs(logits)
+        tried = self.static.trial(token_ids, starts, **arguments)
         outputs = self._run(token_ids, start, starts, end, num_logits, collect)
-        self.static.check(token_ids, starts, **arguments, wanted=outputs.logits[:, -num_logits:])
+        if tried is not None:
+            self.static.judge(tried, outputs.logits[:, -num_logits:])
         return outputs
 
     def run_unit(

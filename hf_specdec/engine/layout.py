@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from hf_specdec.placement import device_of
+
 # A `PreTrainedModel`; most of its attributes are typed as tensor or module, which nothing here could work with.
 Model = Any
 MASKED_BY_US = ("sdpa", "eager")
@@ -95,7 +97,9 @@ def tolerance_of(model: Model, *, is_draft: bool) -> float:
         is_draft: Whether the logits only serve to guess.
     """
     by_dtype = {torch.float64: 1e-6, torch.float32: 2e-4}
-    tolerance = by_dtype.get(model.dtype, 0.1)
+    device = device_of(model).type
+    is_cast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    tolerance = by_dtype.get(torch.get_autocast_dtype(device) if is_cast else model.dtype, 0.1)
     quantization = getattr(model.config, "quantization_config", None)
     if quantization is None:
         return tolerance

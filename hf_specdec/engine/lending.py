@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hf_specdec.engine.layout import Model
+from hf_specdec.engine.layout import Model, layout_of
 from hf_specdec.engine.static import StaticForward, refusal_of_static
 from hf_specdec.placement import device_of
 
@@ -112,4 +112,5 @@ def _circumstances(model: Model, kind: str) -> Hashable:
     """Return what a prepared forward depends on beside its model's weights and its inputs."""
     device = device_of(model)
     autocast = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
-    return kind, str(device), str(model.dtype), torch.is_inference_mode_enabled(), autocast
+    # The layout for another implementation of attention, which takes other masks.
+    return kind, str(device), str(model.dtype), layout_of(model), torch.is_inference_mode_enabled(), autocast

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch.profiler import ProfilerActivity, record_function
+
+from hf_specdec.errors import in_short, warn_caller
 
 
 class Phases:
@@ -41,24 +44,37 @@ def traced(*, is_on: bool) -> Iterator[list[str]]:
 
     Yields:
         A list that afterwards holds the name of the file with the trace, which Perfetto and Chrome show; it stays empty
-        where the caller records already, for torch knows only one recorder at a time.
+        where the caller or another call records already, for torch knows only one recorder at a time, and where it
+        cannot be written.
     """
     files: list[str] = []
     if not is_on:
         yield files
         return
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
-    recorder = torch.profiler.profile(activities=activities)
-    try:
-        recorder.start()
-    except RuntimeError:
-        yield files
-        return
-    try:
-        yield files
-    finally:
-        recorder.stop()
-    handle, name = tempfile.mkstemp(prefix="hf_specdec-", suffix=".trace.json")
-    os.close(handle)
-    recorder.export_chrome_trace(name)
-    files.append(name)
+    with ExitStack() as turn:
+        if not _is_recorder_free(turn):
+            yield files
+            return
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        with torch.profiler.profile(activities=activities) as recorder:
+            yield files
+        try:
+            handle, name = tempfile.mkstemp(prefix="hf_specdec-", suffix=".trace.json")
+            os.close(handle)
+            recorder.export_chrome_trace(name)
+        except OSError as error:
+            warn_caller(f"The trace of this call could not be written ({in_short(error)}).")
+            return
+        files.append(name)
+
+
+def _is_recorder_free(turn: ExitStack) -> bool:
+    """Return whether nobody records, and keep others of ours from it until `turn` ends."""
+    # torch does not refuse a second recorder: the first loses what it has, and two threads' crash the process.
+    if not _recording.acquire(blocking=False):
+        return False
+    turn.callback(_recording.release)
+    return not getattr(torch.autograd.profiler, "_is_profiler_enabled", False)
+
+
+_recording = threading.Lock()

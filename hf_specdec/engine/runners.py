@@ -5,6 +5,7 @@ What is prepared does not hold the model: whoever keeps it must not keep the mod
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Callable, Mapping
 from types import FunctionType
@@ -48,7 +49,12 @@ def captured(function: Function, model: Any, inputs: Tensors) -> Function:
     generator = torch.cuda.default_generators[device.index or 0]
     random_state = generator.clone_state()
     try:
-        with torch.cuda.device(device), torch.cuda.graph(graph, pool=_pool(device)):
+        # Other threads may use the device meanwhile, one of them may capture.
+        with (
+            _capturing,
+            torch.cuda.device(device),
+            torch.cuda.graph(graph, pool=_pool(device), capture_error_mode="thread_local"),
+        ):
             for own, output in zip(kept, function(model, *held), strict=True):
                 own.copy_(output)
     except BaseException:
@@ -70,6 +76,7 @@ RUNNERS: Mapping[str, Maker] = {"compiled": compiled, "cuda_graph": captured}
 """Name of a runner to what prepares a function for inputs of given shapes."""
 
 _pools: dict[torch.device, Any] = {}
+_capturing = threading.Lock()
 
 
 def _pool(device: torch.device) -> Any:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ StepForward = Callable[..., Tensor]
 USES_BEFORE = {"compiled": 3, "cuda_graph": 1}
 # Shapes that are compiled; the tokens of other counts are filled up to the next one.
 COMPILED_COUNTS = (1, 2, 3, 5, 7, 9, 13, 17)
+# Units kept at a time; a service that lets its users choose temperatures would collect them without end.
+MOST_UNITS = 64
 
 
 class StaticForward:
@@ -60,6 +63,7 @@ class StaticForward:
         self._weights = 0
         self._units: dict[Hashable, Function] = {}
         self.unit_reason = ""
+        self._is_aside = False
         self._uses: Counter[Hashable] = Counter()
         self._trusted: set[Hashable] = set()
 
@@ -68,6 +72,8 @@ class StaticForward:
         self._trusted.clear()
         self._uses.clear()
         self.num_uses = 0
+        if self._is_aside:
+            self.reason, self._is_aside = "", False
         weights = hash(tuple(tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())))
         if weights != self._weights:
             self._weights = weights
@@ -78,7 +84,7 @@ class StaticForward:
         """Leave no text behind, and no buffers either that nobody will use again."""
         if self.cache is not None:
             self.cache.empty()
-        if self.reason:
+        if self.reason and not self._is_aside:
             self.cache = self.visible = self.offset = None
             self._buffers.clear()
 
@@ -127,7 +133,7 @@ class StaticForward:
 
         Returns:
             `[B, num_logits, V]`, good until the next forward of this shape; None where none is prepared: then the
-            caller runs the model as usual, and tells by `check` what came of it.
+            caller asks for a `trial`, and runs the model as usual.
         """
         key, num_more = self._key(tokens, end, num_logits, context)
         if key is None or key not in self._trusted:
@@ -140,16 +146,19 @@ class StaticForward:
         self.num_uses += 1
         return logits[:, -(num_logits + num_more) :][:, :num_logits]
 
-    def check(
-        self, tokens: Tensor, starts: Tensor, *, end: int, num_logits: int, context: int | None, wanted: Tensor
-    ) -> None:
-        """Prepare a forward of this shape where it is worth it, and trust it if it gives the `wanted` logits."""
+    def trial(
+        self, tokens: Tensor, starts: Tensor, *, end: int, num_logits: int, context: int | None
+    ) -> tuple[Hashable, Tensor] | None:
+        """Prepare a forward of this shape where it is worth it, and run it.
+
+        What it wrote is not trusted either: run the model over the same slots next, and `judge` by its logits.
+        """
         key, num_more = self._key(tokens, end, num_logits, context)
         if key is None or key in self._trusted:
-            return
+            return None
         self._uses[key] += 1
         if key not in self._entries and self._uses[key] <= USES_BEFORE[self.kind]:
-            return
+            return None
         self.num_tries += 1
         model, inputs = self._model(), self._inputs(tokens, starts, end, num_more)
         try:
@@ -157,16 +166,19 @@ class StaticForward:
                 count = num_logits + num_more
                 self._entries[key] = self._prepared(self._function(count), model, inputs)
             (logits,) = self._entries[key](model, *inputs)
-            got = logits[:, -(num_logits + num_more) :][:, :num_logits]
-            # sync: once per shape and call, to see that it does what the model does.
-            difference, scale = torch.stack([(got - wanted).abs().max(), wanted.abs().max()]).tolist()
         except Exception as error:  # noqa: BLE001  whatever a compiler does, the model itself is still there
             self.give_up(f"a forward could not be {_DONE[self.kind]} ({_cause(error)})")
-            return
+            return None
+        return key, logits[:, -(num_logits + num_more) :][:, :num_logits]
+
+    def judge(self, tried: tuple[Hashable, Tensor], wanted: Tensor) -> None:
+        """Trust what `trial` ran if it gave the `wanted` logits."""
+        key, got = tried
+        # sync: once per shape and call, to see that it does what the model does.
+        difference, scale = torch.stack([(got - wanted).abs().max(), wanted.abs().max()]).tolist()
         if difference <= self.tolerance * max(scale, 1.0):
             self._trusted.add(key)
         else:
-            self._entries.pop(key, None)
             self.give_up(f"a forward that was {_DONE[self.kind]} gave other logits (by {difference:.2g})")
 
     def give_up(self, reason: str) -> None:
@@ -177,6 +189,11 @@ class StaticForward:
     def _settings(self) -> tuple[bool, bool]:
         """Return which buffers a forward of this call reads beside keys and values."""
         return self.visible is not None, self.offset is not None
+
+    def stand_aside(self, reason: str) -> None:
+        """Let the model run as usual in this call."""
+        if not self.reason:
+            self.reason, self._is_aside = reason, True
 
     def _look_for_moves(self) -> None:
         assert self.cache is not None, "a lane has one"
@@ -247,9 +264,12 @@ class StaticForward:
         key = (key, *(tensor.shape for tensor in inputs))
         model = self._model()
         try:
-            if key not in self._units:
-                self._units[key] = self._prepared(build(), model, inputs)
-            outputs = self._units[key](model, *inputs)
+            unit = self._units.pop(key, None) or self._prepared(build(), model, inputs)
+            # The longest unused one comes first.
+            self._units[key] = unit
+            if len(self._units) > MOST_UNITS:
+                self._units.pop(next(iter(self._units)))
+            outputs = unit(model, *inputs)
             self.num_uses += 1
             return outputs
         except Exception as error:  # noqa: BLE001  step by step always works
@@ -260,7 +280,7 @@ class StaticForward:
         """Return what `RUNNERS` makes; random numbers go on as if nothing had been run for it."""
         self.num_tries += 1
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng(devices), _without_kept_casts(self.kind):
             return RUNNERS[self.kind](function, model, inputs)
 
     def _function(self, num_logits: int) -> Function:
@@ -297,7 +317,8 @@ class StaticForward:
                 "return_dict": True,
             }
             if layout.accepts_position_ids:
-                arguments["position_ids"] = slots if offset is None else slots + offset
+                # Draft steps may read padding once more, which must not count as before the first position.
+                arguments["position_ids"] = slots if offset is None else (slots + offset).clamp(min=0)
             if layout.accepts_logits_to_keep:
                 arguments["logits_to_keep"] = num_logits
             logits: Tensor = model(**arguments).logits
@@ -337,6 +358,17 @@ def _is_watched(module: torch.nn.Module) -> bool:
     return is_own or "forward" in vars(module)
 
 
-def _cause(error: Exception) -> str:
-    # torch wraps what its compiler raises.
+def _cause(error: BaseException) -> str:
+    """Return what went wrong, in a line; torch wraps what its compiler raises."""
     return in_short(getattr(error, "inner_exception", error))
+
+
+@contextmanager
+def _without_kept_casts(kind: str) -> Iterator[None]:
+    """Within this, a capture casts weights itself under autocast, which keeps casts only until the caller leaves it."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(before and kind != "cuda_graph")
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)

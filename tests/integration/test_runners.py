@@ -6,87 +6,26 @@ import copy
 import gc
 import shutil
 import weakref
-from typing import Any
 
 import pytest
 import torch
 from integration.comparing import EVERY_OUTCOME, KINDS, assert_same_ids, outcomes_of, plain, prompts
 from integration.harness import build_mistral
-from torch.utils._python_dispatch import TorchDispatchMode
+from integration.stand_ins import compiled_lightly, decode, stand_in_for_graphs
 
 import hf_specdec
 import models
 from hf_specdec.benchmark.bench.calls import timed_call
 from hf_specdec.controller import AdaptiveDraftLength
-from hf_specdec.engine import runners, static
+from hf_specdec.engine import runners
 from hf_specdec.engine.cache import bucket_of
 from hf_specdec.errors import InvalidConfigError
-
-SYNCING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::is_nonzero", "aten::item")
-
-
-class NoReads(TorchDispatchMode):
-    """Makes reads of the device errors, as they are while a graph is captured."""
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function.name().partition(".")[0] in SYNCING:
-            raise RuntimeError(f"{function.name()} cannot be captured")
-        return function(*args, **(kwargs or {}))
 
 
 @pytest.fixture
 def replaying(monkeypatch):
-    """Stand in for CUDA graphs: a function runs on inputs and outputs that stay where they are, and may read nothing.
-
-    What a graph bakes in, this would read anew from Python; so Python's part is run once and must not matter later.
-    """
-    made: list[tuple[int, ...]] = []
-
-    def maker(function, model, inputs):
-        held = tuple(tensor.clone() for tensor in inputs)
-        kept = tuple(torch.empty_like(output) for output in function(model, *held))
-        made.append(tuple(inputs[0].shape))
-
-        def replay(model, *given):
-            for own, value in zip(held, given, strict=True):
-                assert own.shape == value.shape, "a graph's shapes are fixed"
-                own.copy_(value)
-            with NoReads():
-                for own, value in zip(kept, function(model, *held), strict=True):
-                    own.copy_(value)
-            return kept
-
-        return replay
-
-    monkeypatch.setitem(runners.RUNNERS, "cuda_graph", maker)
-    monkeypatch.setattr(static, "has_device_for", lambda *_: True)
-    return made
-
-
-def compiled_lightly(monkeypatch) -> list[int]:
-    """Let torch.compile trace and check everything, but leave out its slow code generator; count what it traces."""
-    compile_fully = torch.compile
-    traced: list[int] = []
-
-    def counting(graph, inputs):
-        traced.append(len(inputs))
-        return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)
-
-    monkeypatch.setattr(
-        torch, "compile", lambda function, **options: compile_fully(function, **options, backend=counting)
-    )
-    return traced
-
-
-def decode(model, inputs, draft, runner, **options):
-    settings = {"do_sample": False, "max_new_tokens": 24, "num_draft_tokens": 3, **options}
-    return model.generate(
-        **inputs,
-        draft_model=draft,
-        speculative_config={"runner": runner},
-        return_dict_in_generate=True,
-        **settings,
-    )
+    """Stand in for CUDA graphs; see `stand_in_for_graphs`."""
+    return stand_in_for_graphs(monkeypatch)
 
 
 @pytest.mark.parametrize("lengths", [[6], [3, 6, 5]])
