@@ -176,7 +176,7 @@ class ModelDrafter:
         span = own.span(-count, count)
         tokens = self._embeddable(own.read(span, count))
         steps = draft_steps(self.plan, num_draft_tokens, self._fitted_alone, do_sample=self.do_sample)
-        drafted = lane.run_unit(self.static, key, steps, tokens, span, num_draft_tokens)
+        drafted = lane.run_unit(key, steps, tokens, span, num_draft_tokens)
         if drafted is None:
             return None
         token_ids, laws, is_broken = drafted

@@ -155,15 +155,13 @@ class Lane:
             The model's output with `logits` `[B, >= num_logits, V]`; its cache has been written in place.
         """
         start = None if span.start is None else span.start + self.shift
-        starts = None if start is not None else span.starts.to(self.device) + self.shift  # type: ignore[union-attr]
         end = span.end + self.shift
         token_ids = token_ids.to(self.device)
         self.num_forwards += 1
         if self.static is None or self.static.reason or collect:
+            starts = self._first_slots(span, len(token_ids)) if start is None else None
             return self._run(token_ids, start, starts, end, num_logits, collect)
-        if start is not None:
-            starts = torch.full(token_ids.shape[:1], start, device=self.device)
-        assert starts is not None, "rows start together or apart"
+        starts = self._first_slots(span, len(token_ids))
         arguments: dict[str, Any] = {"end": end, "num_logits": num_logits, "context": self._context}
         logits = self.static.logits(token_ids, starts, **arguments)
         if logits is not None:
@@ -176,7 +174,6 @@ class Lane:
 
     def run_unit(
         self,
-        static: StaticForward,
         key: Hashable,
         build: Callable[[StepForward], Function],
         tokens: Tensor,
@@ -184,16 +181,21 @@ class Lane:
         num_steps: int,
     ) -> Tensors | None:
         """Run several forwards as one; see `StaticForward.unit`. The first reads `tokens` at `span`, the others one."""
-        starts = (
-            torch.full(tokens.shape[:1], span.start, device=self.device)
-            if span.start is not None
-            else span.starts.to(self.device)  # type: ignore[union-attr]
-        )
+        if self.static is None:
+            return None
         end = span.end + self.shift + num_steps - 1
-        outputs = static.unit(key, build, tokens.to(self.device), starts + self.shift, end)
+        starts = self._first_slots(span, len(tokens))
+        outputs = self.static.unit(key, build, tokens.to(self.device), starts, end)
         if outputs is not None:
             self.num_forwards += num_steps
         return outputs
+
+    def _first_slots(self, span: Span, num_rows: int) -> Tensor:
+        """Return the slot of each row's first token in a span, `[B]`."""
+        if span.start is not None:
+            return torch.full((num_rows,), span.start + self.shift, device=self.device)
+        assert span.starts is not None, "rows without a common start have starts of their own"
+        return span.starts.to(self.device) + self.shift
 
     def _run(
         self,

@@ -144,7 +144,7 @@ class StaticForward:
             self.give_up(f"a forward that was {_DONE[self.kind]} failed ({_cause(error)})")
             return None
         self.num_uses += 1
-        return logits[:, -(num_logits + num_more) :][:, :num_logits]
+        return logits[:, :num_logits]
 
     def trial(
         self, tokens: Tensor, starts: Tensor, *, end: int, num_logits: int, context: int | None
@@ -169,7 +169,7 @@ class StaticForward:
         except Exception as error:  # noqa: BLE001  whatever a compiler does, the model itself is still there
             self.give_up(f"a forward could not be {_DONE[self.kind]} ({_cause(error)})")
             return None
-        return key, logits[:, -(num_logits + num_more) :][:, :num_logits]
+        return key, logits[:, :num_logits]
 
     def judge(self, tried: tuple[Hashable, Tensor], wanted: Tensor) -> None:
         """Trust what `trial` ran if it gave the `wanted` logits."""
